@@ -1,0 +1,203 @@
+"""The opcode table: every instruction of the virtual machine, its fields, and their binary form.
+
+This table is the only definition. ``python -m headrace.program.generate`` writes ``csrc/gen/opcodes.h`` from it, and
+``program.encode`` packs records by it, so Python and C++ cannot disagree. Each record is ``RECORD_BYTES`` long:
+a fixed header, then the opcode's own fields in order, then zeros.
+
+Field types:
+    i32     a count, index or enumerator
+    f32     a scalar
+    weight  i32 index into the program's weight table, −1 for none
+    buffer  i64 byte offset into the scratch arena, −1 for none
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+RECORD_BYTES = 128
+BLOCK_TOKENS = 32
+"""Tokens of one KV page."""
+LANES = 16
+"""Output columns of one packed weight tile; all layouts are built from it."""
+GROUP = 32
+"""Weights along K that share a scale; activations are quantised in the same groups."""
+
+
+class Opcode(IntEnum):
+    """Numbers are stable: a program that was written by an older build keeps its meaning."""
+
+    EMBED = 1
+    LINEAR = 2
+    QKV = 3
+    ATTENTION = 4
+    HEAD = 5
+
+
+class Norm(IntEnum):
+    """What a prologue does to its input row before the product."""
+
+    NONE = 0
+    RMS = 1
+
+
+class Epilogue(IntEnum):
+    """What happens to a product: stored, added to the output in place, or gated pairwise (SiLU(gate) × up)."""
+
+    STORE = 0
+    ADD = 1
+    SILU_GLU = 2
+
+
+class Layout(IntEnum):
+    """How a weight lies in memory (kernels.md §2.2). N is padded to LANES; tile t holds columns 16t … 16t+15.
+
+    VECTOR_F32   f32 [n]                               norm weights, biases
+    ROPE_F32     f32 [n positions][k]                  k = head size: k/2 cosines, then k/2 sines
+    F32          [N/16][K][16] f32
+    BF16         [N/16][K/2][16][2] bf16
+    Q8           [N/16][K/32] of {16 × f16 scale, [8][16][4] u8 = q + 128}                       544 bytes
+    Q4           [N/16][K/32] of {16 × f16 scale, 4 × [16][4] bytes}, q = nibble − 8             288 bytes
+    Q4M          [N/16][K/32] of {16 × f16 scale, 16 × f16 min, 4 × [16][4] bytes}, w = q·scale + min   320 bytes
+
+    Nibble bytes of Q4 and Q4M: 64-byte run j (0..3) at [lane][i] holds k = 8j + i in its low nibble and
+    k = 8j + 4 + i in its high nibble.
+    """
+
+    VECTOR_F32 = 0
+    ROPE_F32 = 1
+    F32 = 2
+    BF16 = 3
+    Q8 = 4
+    Q4 = 5
+    Q4M = 6
+
+
+class KvType(IntEnum):
+    """Element type of the KV pages."""
+
+    F32 = 0
+    BF16 = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One field of a record."""
+
+    name: str
+    type: str
+    meaning: str
+
+
+_PROLOGUE = (
+    Field("norm", "i32", "Norm applied to each input row"),
+    Field("norm_weight", "weight", "VECTOR_F32 [k], or none"),
+    Field("norm_eps", "f32", "epsilon inside the root"),
+)
+
+FIELDS: dict[Opcode, tuple[Field, ...]] = {
+    # Residual rows from token ids. out: [rows, width] f32
+    Opcode.EMBED: (
+        Field("table", "weight", "any matrix layout, n = vocabulary, k = width"),
+        Field("out", "buffer", "[rows, width] f32"),
+        Field("width", "i32", "elements of a row"),
+        Field("scale", "f32", "multiplies the row"),
+    ),
+    # out = epilogue(norm(in) · wᵀ + bias). With SILU_GLU the weight's tiles alternate gate, up, and out has n/2 columns.
+    Opcode.LINEAR: (
+        Field("weight", "weight", "matrix, n columns, k inputs"),
+        Field("bias", "weight", "VECTOR_F32 [n], or none"),
+        Field("input", "buffer", "[rows, k] f32"),
+        Field("out", "buffer", "[rows, n or n/2] f32"),
+        Field("k", "i32", "inputs"),
+        Field("n", "i32", "columns of the weight"),
+        *_PROLOGUE,
+        Field("epilogue", "i32", "Epilogue"),
+    ),
+    # q, k, v = norm(in) · wᵀ + bias; RoPE on q and k; k and v go to this layer's pages, q to a buffer.
+    Opcode.QKV: (
+        Field("weight", "weight", "rows: all heads of q, then k, then v"),
+        Field("bias", "weight", "VECTOR_F32, or none"),
+        Field("input", "buffer", "[rows, k] f32"),
+        Field("q_out", "buffer", "[rows, heads × head_size] f32"),
+        Field("k", "i32", "inputs"),
+        Field("heads", "i32", "query heads"),
+        Field("kv_heads", "i32", "key and value heads"),
+        Field("head_size", "i32", "elements of a head, a multiple of 32"),
+        *_PROLOGUE,
+        Field("rope", "weight", "ROPE_F32 table, or none; half-split (neox) pairing"),
+        Field("layer", "i32", "index of this layer's KV pages"),
+    ),
+    # out = softmax(q · Kᵀ × scale, causal, optional window) · V
+    Opcode.ATTENTION: (
+        Field("q", "buffer", "[rows, heads × head_size] f32"),
+        Field("out", "buffer", "[rows, heads × head_size] f32"),
+        Field("heads", "i32", "query heads"),
+        Field("kv_heads", "i32", "key and value heads"),
+        Field("head_size", "i32", "elements of a head"),
+        Field("layer", "i32", "index of this layer's KV pages"),
+        Field("scale", "f32", "multiplies the scores"),
+        Field("window", "i32", "last positions visible, 0 for all"),
+        Field("softcap", "f32", "tanh cap of the scores, 0 for none"),
+    ),
+    # Norm, vocabulary product and sampling for the output rows only; logits are never stored whole.
+    Opcode.HEAD: (
+        Field("weight", "weight", "matrix, n = vocabulary, k inputs"),
+        Field("input", "buffer", "[rows, k] f32"),
+        Field("k", "i32", "inputs"),
+        Field("vocab", "i32", "columns that exist (the weight is padded to LANES)"),
+        *_PROLOGUE,
+        Field("scale", "f32", "multiplies the logits"),
+        Field("softcap", "f32", "tanh cap of the logits, 0 for none"),
+    ),
+}
+
+HEADER: tuple[Field, ...] = (
+    Field("opcode", "i32", "Opcode"),
+    Field("phase", "i32", "records of one phase run without a barrier between them"),
+)
+
+C_TYPES = {"i32": "int32_t", "f32": "float", "weight": "int32_t", "buffer": "int64_t"}
+STRUCT_CODES = {"i32": "i", "f32": "f", "weight": "i", "buffer": "q"}
+
+# One output row of a step: which row, and how to choose its token. Mirrored in C++ by the generator; numpy dtype is
+# built from it. All offsets count entries of the penalty and bias arrays of the same step.
+OUTPUT_FIELDS: tuple[tuple[str, str, str], ...] = (
+    ("row", "i32", "row of the step"),
+    ("top_k", "i32", "0 keeps all"),
+    ("temperature", "f32", "0 is greedy"),
+    ("top_p", "f32", "in (0, 1]"),
+    ("min_p", "f32", "in [0, 1]"),
+    ("repetition", "f32", "repetition penalty, 1 is none"),
+    ("presence", "f32", "presence penalty"),
+    ("frequency", "f32", "frequency penalty"),
+    ("seed", "u64", "random numbers are keyed by (seed, position of the new token)"),
+    ("position", "i32", "position of the token to choose"),
+    ("num_logprobs", "i32", "−1 none; else how many top entries to report, 0..256"),
+    ("target", "i32", "−1: sample; else score this token id instead of sampling"),
+    ("counts_start", "i32", "first entry in count_ids / counts (ids ascending)"),
+    ("counts_len", "i32", "entries; counts[i] = times in output, −1 − times when also in the prompt"),
+    ("bias_start", "i32", "first entry in bias_ids / bias_values (ids ascending)"),
+    ("bias_len", "i32", "entries"),
+    ("mask", "i32", "−1, or row of the allowed-token bit masks"),
+)
+
+RESULT_FIELDS: tuple[tuple[str, str, str], ...] = (
+    ("token", "i32", "chosen (or scored) token id"),
+    ("status", "i32", "0 good, 1 not a number"),
+    ("logprob", "f32", "of that token, unmodified distribution"),
+    ("num_top", "i32", "entries filled in top_ids / top_logprobs"),
+    ("logsumexp", "f32", "of the unmodified logits"),
+)
+MAX_LOGPROBS = 256
+
+
+def ordered(fields: tuple[Field, ...]) -> tuple[Field, ...]:
+    """Returns the fields as they lie in a record: 8-byte ones first, so that there is no padding."""
+    return tuple(sorted(fields, key=lambda field: field.type != "buffer"))
+
+
+def ordered_rows(fields: tuple[tuple[str, str, str], ...]) -> tuple[tuple[str, str, str], ...]:
+    """Returns output or result fields as they lie in memory: 8-byte ones first."""
+    return tuple(sorted(fields, key=lambda field: field[1] != "u64"))

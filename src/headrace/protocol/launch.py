@@ -1,0 +1,85 @@
+"""What a supervisor tells the processes that it starts: one frozen value each, handed down as JSON on an inherited fd.
+
+Listening sockets are opened once by the supervisor and inherited by number, so a restart drops no queued connection.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class WorkerLaunch(msgspec.Struct, frozen=True):
+    """Everything a worker needs to start.
+
+    Args:
+        model_path: folder or file of the model, already resolved and local.
+        served_name: name for logs and metrics.
+        socket_fd: inherited, listening Unix socket of the worker link.
+        architecture: None, or the class that the model must be of.
+        threads: VM threads.
+        isa: None picks the best instruction set of this CPU; else ``scalar``, ``avx2``, ``avx512``.
+        dtype: ``bf16``, ``fp32`` (the exact path) or ``fp16`` operands.
+        quantization: ``none``, ``int8``, ``int4``.
+        max_sequences: sequences in one step.
+        max_step_tokens: rows in one step (chunk budget).
+        max_context_tokens: None takes the model's own context.
+        kv_cache_tokens: None derives the pool from ``kv_cache_ratio``.
+        kv_cache_ratio: share of the memory left after weights and scratch, in (0, 1].
+        attention_window: None, or sliding window in tokens (already reconciled with the model).
+        queue_limit: requests waiting in the worker before it refuses more.
+        prefix_cache: whether finished blocks stay reusable.
+    """
+
+    model_path: str
+    served_name: str
+    socket_fd: int
+    architecture: str | None = None
+    threads: int = 2
+    isa: str | None = None
+    dtype: str = "bf16"
+    quantization: str = "none"
+    max_sequences: int = 32
+    max_step_tokens: int = 512
+    max_context_tokens: int | None = None
+    kv_cache_tokens: int | None = None
+    kv_cache_ratio: float = 0.9
+    attention_window: int | None = None
+    queue_limit: int = 4096
+    prefix_cache: bool = True
+    log_level: str = "info"
+
+
+class FrontLaunch(msgspec.Struct, frozen=True):
+    """Everything a front needs to start. Limits as in api.md; see ``base.config`` for their meaning.
+
+    Args:
+        model_path: where the tokenizer, chat template and model configuration are read from.
+        served_names: names that requests may use; the first is the canonical one.
+        listen_fds: inherited, listening TCP sockets of the public API.
+        admin_fd: inherited listener for metrics and admin, or None.
+        worker_socket_path: Unix socket path of the worker link.
+        index: which front of several this is, from 0.
+    """
+
+    model_path: str
+    served_names: list[str]
+    listen_fds: list[int]
+    worker_socket_path: str
+    admin_fd: int | None = None
+    index: int = 0
+    is_loopback: bool = True
+    max_concurrent_requests: int = 512
+    max_queued_requests: int = 512
+    max_body_bytes: int = 4 * 2**20
+    default_completion_tokens: int = 16
+    default_chat_tokens: int = 4096
+    queue_timeout_s: float = 30.0
+    first_token_timeout_s: float = 30.0
+    request_timeout_s: float = 600.0
+    header_hold_s: float = 10.0
+    ping_interval_s: float = 15.0
+    stalled_reader_timeout_s: float = 60.0
+    drain_s: float = 30.0
+    stream_drain_s: float = 120.0
+    max_context_tokens: int | None = None
+    log_level: str = "info"
