@@ -222,8 +222,8 @@ class FrameReader:
         ProtocolError: a length over ``MAX_FRAME_BYTES``, or a body that is not one of ``types``.
     """
 
-    def __init__(self, types: type) -> None:
-        self._decoder = msgspec.msgpack.Decoder(types)
+    def __init__(self, types: object) -> None:
+        self._decoder: msgspec.msgpack.Decoder[object] = msgspec.msgpack.Decoder(types)
         self._buffer = bytearray()
 
     def feed(self, data: bytes | memoryview) -> list[object]:
