@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <span>
 
+#include "core/limits.h"
 #include "gen/opcodes.h"
 
 namespace headrace {
@@ -74,10 +75,13 @@ struct ThreadContext {
   int32_t thread = 0;
   int32_t threads = 1;
   uint8_t* arena = nullptr;         // shared activation buffers, 64-byte aligned offsets from the program
-  uint8_t* shared_scratch = nullptr;   // shared by the threads within one record (quantised activations, partials)
+  uint8_t* shared_scratch = nullptr;  // shared by the threads within one record (partials, candidates)
   int64_t shared_scratch_bytes = 0;
-  uint8_t* scratch = nullptr;       // this thread's own
+  uint8_t* scratch = nullptr;         // this thread's own
   int64_t scratch_bytes = 0;
+  uint8_t* shared_rows = nullptr;     // where ops/prologue.h puts prepared rows; ops do not touch it themselves
+  uint8_t* own_rows = nullptr;        // the same for few rows, this thread's own
+  const Limits* limits = nullptr;
   const Weight* weights = nullptr;
   const StepView* step = nullptr;
   const KvPool* kv = nullptr;

@@ -1,0 +1,26 @@
+// What a program and its engine settings bound. The VM derives it once, at construction; ops size their scratch by it
+// (constexpr functions beside each op) and may rely on it inside a step.
+#pragma once
+
+#include <cstdint>
+
+namespace headrace {
+
+struct Limits {
+  int32_t max_rows = 0;       // rows of a step
+  int32_t max_sequences = 0;  // sequences of a step
+  int32_t max_outputs = 0;    // output rows of a step
+  int32_t max_top = 0;        // width of top_ids / top_logprobs
+  int32_t max_positions = 0;  // positions are below this: rope table rows and kv blocks × 32, whichever is less
+  int32_t max_k = 0;          // widest input of any product
+  int32_t max_vocab = 0;      // columns of the widest head
+  int32_t max_heads = 0;
+  int32_t max_kv_heads = 0;
+  int32_t max_head_size = 0;
+  int32_t threads = 1;
+};
+
+inline constexpr int64_t kAlign = 64;  // one cache line; every buffer and scratch part starts on one
+constexpr int64_t align_up(int64_t size) { return (size + kAlign - 1) / kAlign * kAlign; }
+
+}  // namespace headrace

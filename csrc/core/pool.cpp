@@ -1,0 +1,104 @@
+#include "core/pool.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+
+#include <chrono>
+
+namespace headrace {
+namespace {
+
+// About 40 us on the CPUs at hand (a pause is 40 to 140 cycles): longer than any balanced phase's imbalance, shorter
+// than a scheduler slice.
+constexpr int kSpins = 2000;
+// Between steps a worker yields this long before it parks: a decode loop comes back within it.
+constexpr auto kYieldTime = std::chrono::microseconds(800);
+
+}  // namespace
+
+void Barrier::wait() {
+  if (threads_ == 1) return;
+  const uint32_t epoch = epoch_.load(std::memory_order_relaxed);
+  if (arrived_.fetch_add(1, std::memory_order_acq_rel) == threads_ - 1) {
+    arrived_.store(0, std::memory_order_relaxed);
+    epoch_.store(epoch + 1, std::memory_order_release);
+    return;
+  }
+  for (int spin = 0; spin < kSpins; ++spin) {
+    if (epoch_.load(std::memory_order_acquire) != epoch) return;
+    pause_cpu();
+  }
+  while (epoch_.load(std::memory_order_acquire) == epoch) sched_yield();
+}
+
+Pool::Pool(int32_t threads) : threads_(threads), barrier_(threads) {
+  // Signals belong to the caller's thread: a handler of the interpreter must never run in here.
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  try {
+    workers_.reserve(static_cast<size_t>(threads - 1));
+    for (int32_t thread = 1; thread < threads; ++thread) workers_.emplace_back([this, thread] { serve(thread); });
+  } catch (...) {
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    is_stopping_ = true;
+    epoch_.fetch_add(1);
+    epoch_.notify_all();
+    for (auto& worker : workers_) worker.join();
+    throw;
+  }
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+Pool::~Pool() {
+  is_stopping_ = true;
+  epoch_.fetch_add(1);
+  epoch_.notify_all();
+  for (auto& worker : workers_) worker.join();
+}
+
+void Pool::run(Task task, void* context) {
+  if (threads_ == 1) return task(context, 0);
+  task_ = task;
+  context_ = context;
+  running_.store(threads_ - 1, std::memory_order_relaxed);
+  epoch_.fetch_add(1, std::memory_order_seq_cst);
+  // Pairs with the increment in wait_for_work: either we see the parked worker, or it sees the new epoch.
+  if (parked_.load(std::memory_order_seq_cst) > 0) epoch_.notify_all();
+  task(context, 0);
+  for (int spin = 0; running_.load(std::memory_order_acquire) != 0; ++spin) {
+    if (spin < kSpins) pause_cpu();
+    else sched_yield();
+  }
+}
+
+uint32_t Pool::wait_for_work(uint32_t seen) {
+  for (int spin = 0; spin < kSpins; ++spin) {
+    const uint32_t epoch = epoch_.load(std::memory_order_acquire);
+    if (epoch != seen) return epoch;
+    pause_cpu();
+  }
+  const auto deadline = std::chrono::steady_clock::now() + kYieldTime;
+  while (std::chrono::steady_clock::now() < deadline) {
+    const uint32_t epoch = epoch_.load(std::memory_order_acquire);
+    if (epoch != seen) return epoch;
+    sched_yield();
+  }
+  parked_.fetch_add(1, std::memory_order_seq_cst);
+  epoch_.wait(seen, std::memory_order_seq_cst);
+  parked_.fetch_sub(1, std::memory_order_relaxed);
+  return epoch_.load(std::memory_order_acquire);
+}
+
+void Pool::serve(int32_t thread) {
+  uint32_t seen = 0;
+  while (true) {
+    seen = wait_for_work(seen);
+    if (is_stopping_) return;
+    task_(context_, thread);
+    running_.fetch_sub(1, std::memory_order_release);
+  }
+}
+
+}  // namespace headrace
