@@ -1,0 +1,149 @@
+// Products of prepared rows with a packed weight: the inner loops of LINEAR, QKV and HEAD.
+//
+// One accumulator per column, groups in K order, the same operations whatever the number of rows: a row's result is
+// bit-identical alone, in a batch, in any chunk and on any thread.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+
+#include "core/step.h"
+
+namespace headrace {
+
+// Input rows as a product reads them; which members are set follows from the weight's layout.
+struct Activations {
+  int64_t k = 0;
+  const float* f32 = nullptr;      // F32: [rows][k]
+  const uint16_t* bf16 = nullptr;  // BF16: [rows][k]
+  const int8_t* q8 = nullptr;      // Q8, Q4, Q4M: [rows][k], each group of 32 with its own scale
+  const float* scales = nullptr;   // [rows][k / 32]
+  const int32_t* sums = nullptr;   // [rows][k / 32], sums of q8 over the group
+};
+
+constexpr bool is_matrix(Layout layout) { return layout >= Layout::kF32 && layout <= Layout::kQ4m; }
+constexpr bool is_quantised(Layout layout) { return layout >= Layout::kQ8; }
+
+// Bytes of one column tile (sixteen columns) per 32 k.
+constexpr int64_t group_bytes(Layout layout) {
+  switch (layout) {
+    case Layout::kF32: return kGroup * kLanes * 4;
+    case Layout::kBf16: return kGroup * kLanes * 2;
+    case Layout::kQ8: return kLanes * 2 + kGroup * kLanes;
+    case Layout::kQ4: return kLanes * 2 + kGroup * kLanes / 2;
+    case Layout::kQ4m: return kLanes * 4 + kGroup * kLanes / 2;
+    default: return 0;
+  }
+}
+constexpr int64_t tile_bytes(Layout layout, int64_t k) { return k / kGroup * group_bytes(layout); }
+constexpr int64_t num_tiles(int64_t n) { return (n + kLanes - 1) / kLanes; }
+
+// The sixteen columns of one tile times rows row … row + M − 1. out: [M][16].
+template <class Isa, Layout kLayout, int M>
+[[gnu::noinline]] void product_tile(const uint8_t* tile, const Activations& a, int64_t row, float* out) {
+  using F = typename Isa::F;
+  F acc[M];
+  for (int m = 0; m < M; ++m) acc[m] = Isa::zero();
+  const int64_t k = a.k, groups = k / kGroup;
+  if constexpr (kLayout == Layout::kF32) {
+    const float* w = reinterpret_cast<const float*>(tile);
+    const float* x = a.f32 + row * k;
+    for (int64_t i = 0; i < k; ++i) {
+      const F column = Isa::load(w + i * kLanes);
+      for (int m = 0; m < M; ++m) acc[m] = Isa::fma(column, Isa::set1(x[m * k + i]), acc[m]);
+    }
+  } else if constexpr (kLayout == Layout::kBf16) {
+    const uint16_t* w = reinterpret_cast<const uint16_t*>(tile);
+    const uint16_t* x = a.bf16 + row * k;
+    for (int64_t i = 0; i < k; i += 2) {
+      for (int m = 0; m < M; ++m) {
+        uint32_t pair;
+        std::memcpy(&pair, x + m * k + i, sizeof pair);
+        acc[m] = Isa::dot_bf16(acc[m], w + i * kLanes, pair);
+      }
+    }
+  } else {
+    const int8_t* q = a.q8 + row * k;
+    const float* scales = a.scales + row * groups;
+    const int32_t* sums = a.sums + row * groups;
+    for (int64_t g = 0; g < groups; ++g) {
+      const uint8_t* w = tile + g * group_bytes(kLayout);
+      const F scale = Isa::load_f16(reinterpret_cast<const uint16_t*>(w));
+      typename Isa::I dot[M];
+      if constexpr (kLayout == Layout::kQ8) {
+        int32_t group_sums[M];
+        for (int m = 0; m < M; ++m) group_sums[m] = sums[m * groups + g];
+        Isa::template group_q8<M>(w + 2 * kLanes, q + g * kGroup, k, group_sums, dot);
+      } else {
+        Isa::template group_q4<M>(w + (kLayout == Layout::kQ4m ? 4 : 2) * kLanes, q + g * kGroup, k, dot);
+      }
+      for (int m = 0; m < M; ++m) {
+        const float row_scale = scales[m * groups + g];
+        const F both = Isa::mul(scale, Isa::set1(row_scale));
+        // Integers below 2^24: the difference is exact in f32 too.
+        F sum = Isa::to_float(dot[m]);
+        const float group_sum = static_cast<float>(sums[m * groups + g]);
+        if constexpr (kLayout == Layout::kQ4) sum = Isa::sub(sum, Isa::set1(8.0f * group_sum));
+        acc[m] = Isa::fma(sum, both, acc[m]);
+        if constexpr (kLayout == Layout::kQ4m) {
+          const F min = Isa::load_f16(reinterpret_cast<const uint16_t*>(w) + kLanes);
+          acc[m] = Isa::fma(min, Isa::set1(row_scale * group_sum), acc[m]);
+        }
+      }
+    }
+  }
+  for (int m = 0; m < M; ++m) Isa::store(out + m * kLanes, acc[m]);
+}
+
+template <class Isa, Layout kLayout, int M = Isa::kTileRows>
+inline void product_rows(int count, const uint8_t* tile, const Activations& a, int64_t row, float* out) {
+  if (count == M) return product_tile<Isa, kLayout, M>(tile, a, row, out);
+  if constexpr (M > 1) product_rows<Isa, kLayout, M - 1>(count, tile, a, row, out);
+}
+
+// Rows swept per weight tile: their prepared form stays in L2 beside the tile (192 of at least 512 KiB).
+inline int32_t chunk_rows(Layout layout, int64_t k) {
+  const int64_t row_bytes = k * (layout == Layout::kF32 ? 4 : layout == Layout::kBf16 ? 2 : 1);
+  return static_cast<int32_t>(std::clamp<int64_t>(192 * 1024 / row_bytes, 16, 256) / 8 * 8);
+}
+
+template <class Isa, Layout kLayout, int T, class TileOf, class Emit>
+void sweep_layout(const Weight& w, const Activations& a, int32_t rows, Range units, TileOf tile_of, Emit& emit) {
+  constexpr int kRows = Isa::kTileRows;
+  const int64_t stride = tile_bytes(kLayout, a.k);
+  alignas(kAlign) float out[T][kRows * kLanes];
+  const int32_t chunk = chunk_rows(kLayout, a.k);
+  for (int32_t first = 0; first < rows; first += chunk) {
+    const int32_t stop = std::min(rows, first + chunk);
+    for (int64_t unit = units.start; unit < units.stop; ++unit) {
+      for (int32_t row = first; row < stop; row += kRows) {
+        const int count = std::min(kRows, stop - row);
+        for (int t = 0; t < T; ++t) {
+          product_rows<Isa, kLayout>(count, w.data + tile_of(unit, t) * stride, a, row, out[t]);
+        }
+        for (int m = 0; m < count; ++m) {
+          typename Isa::F y[T];
+          for (int t = 0; t < T; ++t) y[t] = Isa::load(out[t] + m * kLanes);
+          emit(unit, row + m, y);
+        }
+      }
+    }
+  }
+}
+
+// Calls emit(unit, row, y) for every unit in `units` and every row; y[t] holds the sixteen products of column tile
+// tile_of(unit, t), t < T. Within a unit, rows rise.
+template <class Isa, int T, class TileOf, class Emit>
+void sweep(const Weight& w, const Activations& a, int32_t rows, Range units, TileOf tile_of, Emit emit) {
+  switch (w.layout) {
+    case Layout::kF32: return sweep_layout<Isa, Layout::kF32, T>(w, a, rows, units, tile_of, emit);
+    case Layout::kBf16: return sweep_layout<Isa, Layout::kBf16, T>(w, a, rows, units, tile_of, emit);
+    case Layout::kQ8: return sweep_layout<Isa, Layout::kQ8, T>(w, a, rows, units, tile_of, emit);
+    case Layout::kQ4: return sweep_layout<Isa, Layout::kQ4, T>(w, a, rows, units, tile_of, emit);
+    case Layout::kQ4m: return sweep_layout<Isa, Layout::kQ4m, T>(w, a, rows, units, tile_of, emit);
+    default: return;  // the VM admits matrices only
+  }
+}
+
+}  // namespace headrace

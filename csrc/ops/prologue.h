@@ -1,0 +1,138 @@
+// What happens to input rows before a product: norm, then the form the weight's layout wants (f32, bf16, or int8 with
+// a scale per 32). Few rows: every thread prepares them all for itself. Many: the threads share them, with a barrier.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <limits>
+
+#include "core/pool.h"
+#include "core/step.h"
+#include "isa/scalar.h"
+#include "ops/product.h"
+
+namespace headrace {
+
+// Up to here preparing all rows on every thread costs less than a barrier (a row of 576 takes about 0.3 us).
+inline constexpr int32_t kReplicatedRows = 2;
+
+// Bytes that `rows` prepared rows of `k` inputs take in any form.
+constexpr int64_t prepared_bytes(int64_t rows, int64_t k) {
+  return align_up(rows * k * 4) + 2 * align_up(rows * (k / kGroup) * 4);
+}
+constexpr int64_t shared_rows_bytes(const Limits& limits) {
+  const int64_t rows = limits.max_rows > limits.max_outputs ? limits.max_rows : limits.max_outputs;
+  return prepared_bytes(rows, limits.max_k);
+}
+constexpr int64_t own_rows_bytes(const Limits& limits) {
+  return prepared_bytes(kReplicatedRows, limits.max_k) + align_up(int64_t{limits.max_k} * 4);
+}
+
+struct Prologue {
+  Layout layout = Layout::kF32;  // of the weight that the rows will meet
+  const float* input = nullptr;  // [rows][k]
+  int64_t k = 0;
+  Norm norm = Norm::kNone;
+  const float* norm_weight = nullptr;  // [k], or none
+  float norm_eps = 0.0f;
+};
+
+// 1 / sqrt(mean of squares + eps).
+template <class Isa>
+inline float rms_inverse(const float* x, int64_t k, float eps) {
+  auto sum = Isa::zero();
+  for (int64_t i = 0; i < k; i += kLanes) {
+    const auto v = Isa::load(x + i);
+    sum = Isa::fma(v, v, sum);
+  }
+  return 1.0f / std::sqrt(Isa::reduce_add(sum) / static_cast<float>(k) + eps);
+}
+
+// Sixteen elements of the normed row.
+template <class Isa>
+inline typename Isa::F normed(const Prologue& p, const float* x, int64_t i, typename Isa::F inverse) {
+  auto v = Isa::load(x + i);
+  if (p.norm == Norm::kNone) return v;
+  v = Isa::mul(v, inverse);
+  return p.norm_weight == nullptr ? v : Isa::mul(v, Isa::load(p.norm_weight + i));
+}
+
+// One group of 32: q = round(x · 127 / amax), scale = amax / 127, their sum. A group so small that 127 / amax is not
+// finite becomes zeros; one that holds NaN or infinity gets a NaN scale, which spoils every product of the row.
+template <class Isa>
+inline void quantise_group(typename Isa::F low, typename Isa::F high, int8_t* q, float* scale, int32_t* sum) {
+  const auto zero = Isa::zero();
+  const float amax = Isa::reduce_max(Isa::max(Isa::abs(low), Isa::abs(high)));
+  // x · 0 is 0 for every finite x: the maximum above may lose a NaN, this cannot.
+  const float poison = Isa::reduce_add(Isa::fma(high, zero, Isa::mul(low, zero)));
+  const float inverse = 127.0f / amax;
+  int32_t total = 0;
+  if (poison != 0.0f || !std::isfinite(inverse)) {
+    for (int i = 0; i < kGroup; ++i) q[i] = 0;
+    *scale = poison != 0.0f ? std::numeric_limits<float>::quiet_NaN() : amax / 127.0f;
+    *sum = 0;
+    return;
+  }
+  const auto factor = Isa::set1(inverse);
+  alignas(kAlign) float rounded[kGroup];
+  Isa::store(rounded, Isa::round(Isa::mul(low, factor)));
+  Isa::store(rounded + kLanes, Isa::round(Isa::mul(high, factor)));
+  for (int i = 0; i < kGroup; ++i) {
+    const auto value = static_cast<int32_t>(rounded[i]);
+    q[i] = static_cast<int8_t>(value);
+    total += value;
+  }
+  *scale = amax / 127.0f;
+  *sum = total;
+}
+
+// Prepares one row at index `row` of `to`.
+template <class Isa>
+void prepare_row(const Prologue& p, const float* x, int64_t row, const Activations& to) {
+  const int64_t k = p.k;
+  const auto inverse = Isa::set1(p.norm == Norm::kNone ? 1.0f : rms_inverse<Isa>(x, k, p.norm_eps));
+  if (p.layout == Layout::kF32) {
+    float* out = const_cast<float*>(to.f32) + row * k;
+    for (int64_t i = 0; i < k; i += kLanes) Isa::store(out + i, normed<Isa>(p, x, i, inverse));
+  } else if (p.layout == Layout::kBf16) {
+    uint16_t* out = const_cast<uint16_t*>(to.bf16) + row * k;
+    for (int64_t i = 0; i < k; i += kLanes) Isa::store_bf16(out + i, normed<Isa>(p, x, i, inverse));
+  } else {
+    const int64_t groups = k / kGroup;
+    int8_t* q = const_cast<int8_t*>(to.q8) + row * k;
+    float* scales = const_cast<float*>(to.scales) + row * groups;
+    int32_t* sums = const_cast<int32_t*>(to.sums) + row * groups;
+    for (int64_t g = 0; g < groups; ++g) {
+      const int64_t i = g * kGroup;
+      quantise_group<Isa>(normed<Isa>(p, x, i, inverse), normed<Isa>(p, x, i + kLanes, inverse), q + i, scales + g,
+                          sums + g);
+    }
+  }
+}
+
+inline Activations place_rows(uint8_t* memory, int64_t rows, int64_t k) {
+  Activations a;
+  a.k = k;
+  a.f32 = reinterpret_cast<const float*>(memory);
+  a.bf16 = reinterpret_cast<const uint16_t*>(memory);
+  a.q8 = reinterpret_cast<const int8_t*>(memory);
+  a.scales = reinterpret_cast<const float*>(memory + align_up(rows * k * 4));
+  a.sums = reinterpret_cast<const int32_t*>(memory + align_up(rows * k * 4) + align_up(rows * (k / kGroup) * 4));
+  return a;
+}
+
+// Prepares `rows` rows; the i-th is input row row_of(i). Called by all threads of the record; the result is valid
+// until the record ends. Holds a barrier when there are many rows.
+template <class Isa, class RowOf>
+Activations prepare_rows(const Prologue& p, int32_t rows, RowOf row_of, const ThreadContext& context) {
+  const bool is_replicated = rows <= kReplicatedRows || context.threads == 1;
+  // With one thread there is no sharing, but many rows need the larger memory.
+  uint8_t* memory = rows <= kReplicatedRows ? context.own_rows : context.shared_rows;
+  const Activations a = place_rows(memory, rows, p.k);
+  const Range range = is_replicated ? Range{0, rows} : share(rows, context.thread, context.threads);
+  for (int64_t i = range.start; i < range.stop; ++i) prepare_row<Isa>(p, p.input + row_of(i) * p.k, i, a);
+  if (!is_replicated) context.barrier->wait();
+  return a;
+}
+
+}  // namespace headrace
