@@ -76,10 +76,10 @@ def render() -> str:
         "};",
         "",
     ]
-    for name, fields in (("OutputRow", table.OUTPUT_FIELDS), ("ResultRow", table.RESULT_FIELDS)):
-        out += _struct(name, [(f, c_scalar[t], m) for f, t, m in table.ordered_rows(fields)])
-        size = sum(8 if t == "u64" else 4 for _, t, _ in fields)
-        size += -size % (8 if any(t == "u64" for _, t, _ in fields) else 4)
+    for name, rows in (("OutputRow", table.OUTPUT_FIELDS), ("ResultRow", table.RESULT_FIELDS)):
+        out += _struct(name, [(f, c_scalar[t], m) for f, t, m in table.ordered_rows(rows)])
+        size = sum(8 if t == "u64" else 4 for _, t, _ in rows)
+        size += -size % (8 if any(t == "u64" for _, t, _ in rows) else 4)
         out += [f"static_assert(sizeof({name}) == {size});", ""]
     out += ["}  // namespace headrace", ""]
     return "\n".join(out)

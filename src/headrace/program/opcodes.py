@@ -104,7 +104,7 @@ FIELDS: dict[Opcode, tuple[Field, ...]] = {
         Field("width", "i32", "elements of a row"),
         Field("scale", "f32", "multiplies the row"),
     ),
-    # out = epilogue(norm(in) · wᵀ + bias). With SILU_GLU the weight's tiles alternate gate, up, and out has n/2 columns.
+    # out = epilogue(norm(in) · wᵀ + bias). With SILU_GLU the weight's tiles alternate gate, up; out has n/2 columns.
     Opcode.LINEAR: (
         Field("weight", "weight", "matrix, n columns, k inputs"),
         Field("bias", "weight", "VECTOR_F32 [n], or none"),

@@ -1,0 +1,72 @@
+"""Which family runs which model: by entry of ``architectures`` in config.json, and by ``general.architecture`` in GGUF.
+
+A new family is one file beside this one and its rows here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from headrace.base.errors import ModelUnsupportedError
+from headrace.program.families import llama
+from headrace.program.ir import Program
+from headrace.program.keys import Keys, show
+from headrace.program.model import ModelSpec
+from headrace.program.tensors import TensorLike
+
+
+class Family(Protocol):
+    """What a family's file offers (a module is one)."""
+
+    NAME: str
+
+    def spec_from_config(self, architecture: str, keys: Keys, generation: Keys) -> ModelSpec:
+        """Returns the spec of a config.json."""
+
+    def spec_from_gguf(self, keys: Keys, tensors: Mapping[str, TensorLike]) -> ModelSpec:
+        """Returns the spec of GGUF metadata."""
+
+    def build(self, spec: ModelSpec) -> Program:
+        """Returns the program of one step."""
+
+    def source_name(self, role: str, kind: str) -> str:
+        """Returns the tensor that holds ``role`` in a source of kind ``hf`` or ``gguf``."""
+
+    def needs_unpermute(self, role: str, kind: str) -> bool:
+        """Says whether the source keeps that role's rows in interleaved RoPE order."""
+
+
+HF_FAMILIES: dict[str, Family] = {"LlamaForCausalLM": llama, "MistralForCausalLM": llama}
+GGUF_FAMILIES: dict[str, Family] = {"llama": llama}
+FAMILIES: dict[str, Family] = {llama.NAME: llama}
+
+
+def hf_family(source: str, architecture: str) -> Family:
+    """Returns the family of an HF architecture name.
+
+    Raises:
+        ModelUnsupportedError: none runs it; the message says what is missing and what may run it.
+    """
+    return _find(HF_FAMILIES, source, architecture)
+
+
+def gguf_family(source: str, architecture: str) -> Family:
+    """Returns the family of a GGUF architecture name; raises as ``hf_family``."""
+    return _find(GGUF_FAMILIES, source, architecture)
+
+
+def family_of(spec: ModelSpec) -> Family:
+    """Returns the family that made ``spec``."""
+    return FAMILIES[spec.family]
+
+
+def _find(table: dict[str, Family], source: str, architecture: str) -> Family:
+    if (family := table.get(architecture)) is None:
+        known = ", ".join(sorted(table))
+        raise ModelUnsupportedError(
+            f"{source}: no program is written for architecture {show(architecture)}; the native engine has {known}: "
+            "`--engine vllm` may run it",
+            hint="--engine vllm may run this model",
+        )
+    return family
