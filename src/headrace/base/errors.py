@@ -30,6 +30,8 @@ appear here. Messages say what, the value, the limit, and what to do.
     ├── SourceError                  –    a model source could not be reached or does not have it
     ├── ProtocolError                –    a frame of the worker link is malformed
     └── MachineError                 –    this machine lacks something (native library, CPU feature)
+        ├── AddressInUseError        –    another program listens there
+        └── AlreadyRunningError      –    the same server runs already
 """
 
 from __future__ import annotations
@@ -238,3 +240,15 @@ class MachineError(HeadraceError):
     """This machine lacks something that is needed: the native library, a CPU feature, memory."""
 
     code = "machine_unfit"
+
+
+class AddressInUseError(MachineError):
+    """Another program listens on the address that we were told to use."""
+
+    code = "address_in_use"
+
+
+class AlreadyRunningError(MachineError):
+    """A server with the same name and state folder runs already."""
+
+    code = "already_running"

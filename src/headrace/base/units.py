@@ -49,7 +49,7 @@ def format_bytes(size_bytes: float) -> str:
 
 
 def format_duration(duration_s: float) -> str:
-    """Gives a duration in the unit that suits it: ``850 µs``, ``12.5 ms``, ``3.2 s``, ``4 min 05 s``, ``2 h 03 min``."""
+    """Gives a duration in the unit that suits it: ``850 µs``, ``12.5 ms``, ``4 min 05 s``, ``2 h 03 min``."""
     if duration_s < 1e-3:
         return f"{duration_s * 1e6:.0f} µs"
     if duration_s < 1:

@@ -1,0 +1,327 @@
+"""Loads the settings: ``headrace.yaml`` < environment ``HEADRACE_SECTION_KEY`` < flags, each value with its origin.
+
+What the settings are stands in ``base.config_schema``. What they come to on a given machine and model is decided where
+both are known (``fleet.launch``). Nothing here is mutated after loading.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import yaml
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+
+from headrace.base.config_schema import (
+    InferenceEngine,
+    KernelConfig,
+    Limits,
+    Log,
+    Paths,
+    Schema,
+    Server,
+    Store,
+)
+from headrace.base.errors import ConfigError
+
+CONFIG_FILE_NAME: Final = "headrace.yaml"
+MAX_FILE_BYTES: Final = 2**20  # a configuration of a megabyte is some other file
+ENV_PREFIX: Final = "HEADRACE_"
+
+# Variables that are ours but no settings: the file to read.
+_OTHER_ENV: Final = frozenset({"HEADRACE_CONFIG"})
+# Kubernetes puts these into every pod beside a service called "headrace"; they mean nothing to us.
+_SERVICE_LINK = re.compile(r"^HEADRACE_(SERVICE_HOST|SERVICE_PORT(_.*)?|PORT(_.*)?)$")
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One setting as the schema defines it.
+
+    Args:
+        key: ``section.name``.
+        env: its environment variable.
+        default: its default value.
+        description: one sentence.
+        type_text: its type as people read it.
+    """
+
+    key: str
+    env: str
+    default: object
+    description: str
+    type_text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """All settings, and where each came from.
+
+    Args:
+        origins: ``section.name`` → ``default``, ``headrace.yaml:7``, ``env HEADRACE_…`` or ``flag --…``.
+    """
+
+    inference_engine: InferenceEngine
+    kernel_config: KernelConfig
+    server: Server
+    limits: Limits
+    store: Store
+    paths: Paths
+    log: Log
+    origins: Mapping[str, str]
+
+    def value(self, key: str) -> object:
+        """Gives the value of ``section.name``."""
+        section, name = key.split(".")
+        value: object = getattr(getattr(self, section), name)
+        return value
+
+    def is_given(self, key: str) -> bool:
+        """Whether somebody set ``section.name``; else it has its default."""
+        return self.origins[key] != "default"
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    value: object
+    origin: str
+
+
+def list_settings() -> list[Setting]:
+    """Gives every setting in the schema's order."""
+    settings = []
+    for section, section_field in Schema.model_fields.items():
+        model = section_field.annotation
+        assert isinstance(model, type)
+        assert issubclass(model, BaseModel)
+        for name, field in model.model_fields.items():
+            settings.append(
+                Setting(
+                    key=f"{section}.{name}",
+                    env=f"{ENV_PREFIX}{section}_{name}".upper(),
+                    default=field.default,
+                    description=field.description or "",
+                    type_text=_type_text(field),
+                )
+            )
+    return settings
+
+
+def load_config(file: Path | None, env: Mapping[str, str], flags: Mapping[str, object]) -> Config:
+    """Reads all three sources and gives one checked, frozen value.
+
+    Args:
+        file: the YAML file, or None for none.
+        env: the environment; only names that begin with ``HEADRACE_`` are looked at.
+        flags: ``section.name`` → value; None means that the flag was not given.
+
+    Raises:
+        ConfigError: an unreadable file, an unknown or doubled key, a wrong value; names file, line and nearest key.
+    """
+    settings = {setting.key: setting for setting in list_settings()}
+    given: dict[str, _Given] = {}
+    if file is not None:
+        given |= _read_file(file, settings)
+    given |= _read_env(env, settings)
+    for key, value in flags.items():
+        assert key in settings, f"flag for the unknown setting {key}"
+        if value is not None:
+            given[key] = _Given(value, f"flag {flag_name(key)}")
+    values: dict[str, dict[str, object]] = {}
+    for key, item in given.items():
+        section, name = key.split(".")
+        values.setdefault(section, {})[name] = item.value
+    try:
+        schema = Schema.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError(_explain(error, given)) from error
+    return Config(
+        inference_engine=schema.inference_engine,
+        kernel_config=schema.kernel_config,
+        server=schema.server,
+        limits=schema.limits,
+        store=schema.store,
+        paths=schema.paths,
+        log=schema.log,
+        origins={key: given[key].origin if key in given else "default" for key in settings},
+    )
+
+
+def find_config_file(named: Path | None, env: Mapping[str, str], folder: Path) -> Path | None:
+    """Gives the file to read: the named one, else ``HEADRACE_CONFIG``, else ``headrace.yaml`` in ``folder``."""
+    if named is not None:
+        return named
+    if env.get("HEADRACE_CONFIG"):
+        return Path(env["HEADRACE_CONFIG"])
+    candidate = folder / CONFIG_FILE_NAME
+    return candidate if candidate.is_file() else None
+
+
+def flag_name(key: str) -> str:
+    """Gives the flag that sets ``section.name``; every setting that has one is called alike."""
+    return "--" + key.split(".")[1].replace("_", "-")
+
+
+def _read_file(file: Path, settings: Mapping[str, Setting]) -> dict[str, _Given]:
+    try:
+        with file.open("rb") as stream:
+            data = stream.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"{file}: cannot be read: {error.strerror}") from error
+    if len(data) > MAX_FILE_BYTES:
+        raise ConfigError(f"{file}: over {MAX_FILE_BYTES} bytes: this is no configuration file")
+    try:
+        root = yaml.compose(data.decode(), Loader=yaml.SafeLoader)
+        given = dict(_read_sections(file, root, settings)) if root is not None else {}
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{file}: not UTF-8 at byte {error.start}") from error
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        place = f"{file}:{mark.line + 1}" if mark else str(file)
+        raise ConfigError(f"{place}: not YAML: {error.problem or error.context}") from error
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        first_line = (str(error).splitlines() or ["nested too deeply"])[0]
+        raise ConfigError(f"{file}: not YAML: {first_line}") from error
+    return given
+
+
+def _read_sections(file: Path, root: yaml.Node, settings: Mapping[str, Setting]) -> Iterator[tuple[str, _Given]]:
+    sections = sorted({key.split(".")[0] for key in settings})
+    for section, section_node, place in _walk(file, root, "the file"):
+        if section not in sections:
+            raise ConfigError(f"{place}: unknown section {section!r}{_nearest(section, sections, settings)}")
+        if isinstance(section_node, yaml.ScalarNode) and section_node.tag == "tag:yaml.org,2002:null":
+            continue  # `server:` with nothing under it
+        names = [key.split(".")[1] for key in settings if key.startswith(f"{section}.")]
+        for name, value_node, value_place in _walk(file, section_node, section):
+            if name not in names:
+                nearest = _nearest(name, names, settings)
+                raise ConfigError(f"{value_place}: unknown key {section}.{name}{nearest}")
+            if not isinstance(value_node, yaml.ScalarNode):
+                raise ConfigError(f"{value_place}: {section}.{name} takes one value, not a list or a map")
+            yield f"{section}.{name}", _Given(_scalar(value_node), value_place)
+
+
+def _walk(file: Path, node: yaml.Node, what: str) -> Iterator[tuple[str, yaml.Node, str]]:
+    if not isinstance(node, yaml.MappingNode):
+        raise ConfigError(f"{file}:{node.start_mark.line + 1}: {what} must be a map of `key: value` lines")
+    seen: dict[str, str] = {}
+    for key_node, value_node in node.value:
+        place = f"{file}:{key_node.start_mark.line + 1}"
+        if not isinstance(key_node, yaml.ScalarNode):
+            raise ConfigError(f"{place}: a key must be a word")
+        key = str(key_node.value)
+        if key in seen:
+            raise ConfigError(f"{place}: {key} stands twice, first at {seen[key]}")
+        seen[key] = place
+        yield key, value_node, place
+
+
+def _scalar(node: yaml.ScalarNode) -> object:
+    constructor = yaml.SafeLoader("")
+    try:
+        value: object = constructor.construct_object(node)
+    finally:
+        constructor.dispose()
+    return value
+
+
+def _read_env(env: Mapping[str, str], settings: Mapping[str, Setting]) -> dict[str, _Given]:
+    by_env = {setting.env: setting for setting in settings.values()}
+    given: dict[str, _Given] = {}
+    for name in sorted(name for name in env if name.startswith(ENV_PREFIX)):
+        if name in _OTHER_ENV or _SERVICE_LINK.match(name):
+            continue
+        setting = by_env.get(name)
+        if setting is None:
+            close = difflib.get_close_matches(name, by_env, n=1, cutoff=0.0)
+            raise ConfigError(f"environment: unknown variable {name}: the nearest is {close[0]}")
+        given[setting.key] = _Given(_parse_text(env[name], setting), f"env {name}")
+    return given
+
+
+def _parse_text(text: str, setting: Setting) -> object:
+    """Gives the value that an environment variable's text stands for; text stays text where text is wanted."""
+    optional = "null" in setting.type_text
+    if optional and text in ("", "null"):
+        return None
+    if setting.type_text.startswith("text") or "`" in setting.type_text:
+        return text
+    try:
+        value: object = yaml.safe_load(text)
+    except yaml.YAMLError:
+        return text
+    return value
+
+
+def _nearest(name: str, candidates: list[str], settings: Mapping[str, Setting]) -> str:
+    """Gives the hint behind an unknown name: the nearest one, here or in another section."""
+    here = difflib.get_close_matches(name, candidates, n=1, cutoff=0.75)
+    if here:
+        return f": did you mean {here[0]}?"
+    by_name = {key.split(".")[1]: key for key in settings}
+    elsewhere = difflib.get_close_matches(name, by_name, n=1, cutoff=0.75)
+    if elsewhere:
+        return f": did you mean {by_name[elsewhere[0]]}?"
+    nearest = difflib.get_close_matches(name, candidates, n=1, cutoff=0.0)
+    return f": the nearest is {nearest[0]}" if nearest else ""
+
+
+def _explain(error: ValidationError, given: Mapping[str, _Given]) -> str:
+    """Gives one line per wrong value: where it stands, what it is and what it may be."""
+    lines = []
+    for problem in error.errors(include_url=False):
+        key = ".".join(str(part) for part in problem["loc"][:2])
+        item = given[key]
+        reason = problem["msg"][:1].lower() + problem["msg"][1:]
+        lines.append(f"{item.origin}: {key} is {item.value!r}: {reason}")
+    return "\n".join(dict.fromkeys(lines))
+
+
+def _type_text(field: FieldInfo) -> str:
+    parts = [_name_of(part) for part in _members(field.annotation)]
+    low = high = None
+    for rule in _rules(field):
+        low = low or _bound(rule, "ge", "≥") or _bound(rule, "gt", ">")
+        high = high or _bound(rule, "le", "≤") or _bound(rule, "lt", "<")
+    bounds = ", ".join(bound for bound in (low, high) if bound and parts[0] not in ("text", "boolean"))
+    if bounds:
+        parts[0] = f"{parts[0]} {bounds}"
+    return " or ".join(parts)
+
+
+def _members(annotation: object) -> Iterator[object]:
+    if typing.get_origin(annotation) in (types.UnionType, typing.Union):
+        for part in typing.get_args(annotation):
+            yield from _members(part)
+    else:
+        yield annotation
+
+
+def _name_of(annotation: object) -> str:
+    if typing.get_origin(annotation) is typing.Annotated:
+        annotation = typing.get_args(annotation)[0]
+    if typing.get_origin(annotation) is typing.Literal:
+        return ", ".join(f"`{choice}`" for choice in typing.get_args(annotation))
+    names = {int: "integer", float: "number", bool: "boolean", str: "text", type(None): "null"}
+    return names[typing.cast("type", annotation)]
+
+
+def _rules(field: FieldInfo) -> Iterator[object]:
+    yield from field.metadata
+    for part in _members(field.annotation):
+        if typing.get_origin(part) is typing.Annotated:
+            for extra in typing.get_args(part)[1:]:
+                yield from extra.metadata if isinstance(extra, FieldInfo) else [extra]
+
+
+def _bound(rule: object, name: str, sign: str) -> str | None:
+    limit = getattr(rule, name, None)
+    return None if limit is None else f"{sign} {limit:,}".replace(",", " ")
