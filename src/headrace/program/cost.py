@@ -1,0 +1,144 @@
+"""What a step must move and compute, per instruction: the numerators of "share of the machine's limit".
+
+Bytes count every weight once per step, KV pages read and written, and activation rows once where they are read and
+once where they are written; caches can only make it less. Operations count multiply and add as two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from headrace.program.ir import NONE, Instruction, Program, WeightSpec
+from headrace.program.opcodes import GROUP, LANES, Epilogue, KvType, Layout, Opcode
+
+_F32 = 4
+
+
+def layout_bytes(layout: Layout, n: int, k: int) -> int:
+    """Returns the packed size of an [n, k] weight (``Layout`` says how it lies)."""
+    tiles, groups = -(-n // LANES), k // GROUP
+    match layout:
+        case Layout.VECTOR_F32:
+            return n * _F32
+        case Layout.ROPE_F32:
+            return n * k * _F32
+        case Layout.F32:
+            return tiles * LANES * k * _F32
+        case Layout.BF16:
+            return tiles * LANES * k * 2
+        case Layout.Q8:
+            return tiles * groups * (LANES * 2 + LANES * GROUP)
+        case Layout.Q4:
+            return tiles * groups * (LANES * 2 + LANES * GROUP // 2)
+        case Layout.Q4M:
+            return tiles * groups * (LANES * 4 + LANES * GROUP // 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A step's size.
+
+    Args:
+        rows: rows of the step.
+        outputs: rows that choose or score a token.
+        contexts: per row, positions that it sees, itself included.
+    """
+
+    rows: int
+    outputs: int
+    contexts: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Bytes moved to or from memory, by what they are, and arithmetic operations."""
+
+    weight_bytes: int = 0
+    kv_bytes: int = 0
+    activation_bytes: int = 0
+    operations: int = 0
+
+    @property
+    def bytes_moved(self) -> int:
+        """All bytes together."""
+        return self.weight_bytes + self.kv_bytes + self.activation_bytes
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(
+            self.weight_bytes + other.weight_bytes,
+            self.kv_bytes + other.kv_bytes,
+            self.activation_bytes + other.activation_bytes,
+            self.operations + other.operations,
+        )
+
+
+def instruction_cost(
+    program: Program, item: Instruction, layouts: Mapping[int, Layout], kv_type: KvType, work: Work
+) -> Cost:
+    """Returns the cost of one instruction.
+
+    Args:
+        layouts: layout of each weight by index.
+        kv_type: element type of the KV pool.
+    """
+
+    def weight(name: str) -> int:
+        index = item.integer(name)
+        if index == NONE:
+            return 0
+        found: WeightSpec = program.weights[index]
+        return layout_bytes(layouts[index], found.n, found.k)
+
+    element = _F32 if kv_type is KvType.F32 else 2
+    match item.opcode:
+        case Opcode.EMBED:
+            width = item.integer("width")
+            table = item.integer("table")
+            row = layout_bytes(layouts[table], LANES, width) // LANES
+            return Cost(row * work.rows, 0, work.rows * width * _F32, work.rows * width)
+        case Opcode.LINEAR:
+            n, k = item.integer("n"), item.integer("k")
+            out = n // 2 if item.integer("epilogue") == Epilogue.SILU_GLU else n
+            passes = 2 if item.integer("epilogue") == Epilogue.ADD else 1
+            return Cost(
+                weight("weight") + weight("bias") + weight("norm_weight"),
+                0,
+                work.rows * (k + out * passes) * _F32,
+                2 * work.rows * n * k,
+            )
+        case Opcode.QKV:
+            k, heads, kv_heads = item.integer("k"), item.integer("heads"), item.integer("kv_heads")
+            size = item.integer("head_size")
+            return Cost(
+                weight("weight") + weight("bias") + weight("norm_weight"),
+                work.rows * 2 * kv_heads * size * element,
+                work.rows * (k + heads * size) * _F32,
+                2 * work.rows * (heads + 2 * kv_heads) * size * k,
+            )
+        case Opcode.ATTENTION:
+            heads, kv_heads = item.integer("heads"), item.integer("kv_heads")
+            size, window = item.integer("head_size"), item.integer("window")
+            seen = sum(min(context, window) if window else context for context in work.contexts)
+            return Cost(
+                0,
+                seen * 2 * kv_heads * size * element,
+                2 * work.rows * heads * size * _F32,
+                4 * seen * heads * size,
+            )
+        case Opcode.HEAD:
+            k, vocab = item.integer("k"), item.integer("vocab")
+            return Cost(
+                (weight("weight") + weight("norm_weight")) if work.outputs else 0,
+                0,
+                work.outputs * k * _F32,
+                2 * work.outputs * vocab * k,
+            )
+
+
+def step_cost(program: Program, layouts: Mapping[int, Layout], kv_type: KvType, work: Work) -> Cost:
+    """Returns the cost of a whole step."""
+    total = Cost()
+    for item in program.instructions:
+        total = total + instruction_cost(program, item, layouts, kv_type, work)
+    return total

@@ -1,0 +1,419 @@
+"""Proves that a program is one that the VM may run: a builder's mistake is found here, before any memory is touched.
+
+``faults`` looks at the logical program, ``encoded_faults`` at its lowered form; both return what is wrong and never
+raise, ``verify`` and ``verify_encoded`` raise for the first fault. The lowered form is checked by replaying its records
+against the bytes of the arena, without using what ``encode`` believes about lifetimes.
+
+Rules (each has a mutant in the tests):
+    table       weights and buffers stand at their own index, have unique names and roles, and sizes that fit
+    arity       an instruction has exactly the fields of its opcode
+    range       enumerators exist, counts are positive, numbers are finite, references are inside their tables
+    shape       weights and buffers have the shapes that the instruction implies
+    order       phases never fall; embedding first, head last and once; nothing is computed and never used
+    read        nothing is read before an earlier phase wrote it
+    phase       inside a phase, nothing touches what another instruction writes; no instruction reads what it writes
+    kv          a layer's pages are appended once, and read only in later phases, with the same head shape
+    digest      the digest is that of the content
+    arena       offsets are aligned and inside, records say what the program says
+    aliasing    no write overlaps bytes that a later read still needs
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from headrace.program.encode import ALIGNMENT_BYTES, Encoded
+from headrace.program.ir import NONE, Instruction, Program, effect, kv_read, kv_written, seal, weights_read
+from headrace.program.opcodes import FIELDS, GROUP, LANES, RECORD_BYTES, Epilogue, Norm, Opcode
+from headrace.program.records import unpack_record
+
+_I32_MAX = 2**31 - 1
+_WEIGHT_KINDS = ("matrix", "vector", "rope")
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One broken rule, and where."""
+
+    rule: str
+    where: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.rule}: {self.where}: {self.message}"
+
+
+class ProgramError(Exception):
+    """A program breaks a rule. It is a bug of the code that built it, whatever the model's files said."""
+
+    def __init__(self, fault: Fault) -> None:
+        super().__init__(str(fault))
+        self.fault = fault
+
+
+def verify(program: Program) -> None:
+    """Returns when the program keeps every rule.
+
+    Raises:
+        ProgramError: names the first rule that is broken, and where.
+    """
+    for fault in faults(program):
+        raise ProgramError(fault)
+
+
+def verify_encoded(program: Program, encoded: Encoded) -> None:
+    """Returns when ``encoded`` is a sound lowering of ``program``; raises as ``verify``."""
+    for fault in encoded_faults(program, encoded):
+        raise ProgramError(fault)
+
+
+def faults(program: Program) -> list[Fault]:
+    """Returns everything that is wrong, most basic first. Rules that need sound fields wait until the fields are."""
+    found = [*_tables(program)]
+    for number, item in enumerate(program.instructions):
+        found += _fields(program, _where(number, item), item)
+    if found:
+        return found
+    for number, item in enumerate(program.instructions):
+        found += _shapes(program, _where(number, item), item)
+    return [*found, *_order(program), *_flow(program), *_kv(program), *_digest(program)]
+
+
+def _where(number: int, item: Instruction) -> str:
+    name = item.opcode.name if isinstance(item.opcode, Opcode) else str(item.opcode)
+    return f"instruction {number} ({name})"
+
+
+# Tables
+
+
+def _tables(program: Program) -> Iterator[Fault]:
+    roles: set[str] = set()
+    names: set[str] = set()
+    for position, weight in enumerate(program.weights):
+        where = f"weight {position} ({weight.name})"
+        if weight.index != position:
+            yield Fault("table", where, f"says that its index is {weight.index}")
+        if weight.kind not in _WEIGHT_KINDS:
+            yield Fault("table", where, f"kind {weight.kind!r} is none of {_WEIGHT_KINDS}")
+            continue
+        if not (0 < weight.n <= _I32_MAX and 0 < weight.k <= _I32_MAX):
+            yield Fault("table", where, f"shape [{weight.n}, {weight.k}] is out of range")
+            continue
+        if weight.kind == "matrix" and weight.k % GROUP:
+            yield Fault("table", where, f"{weight.k} inputs are no multiple of {GROUP}")
+        if weight.kind == "vector" and weight.k != 1:
+            yield Fault("table", where, f"a vector has k = 1, not {weight.k}")
+        if (weight.kind == "rope") != (not weight.parts):
+            yield Fault("table", where, "a rotary table has no parts, everything else has some")
+        if weight.parts and sum(part.n for part in weight.parts) != weight.n:
+            yield Fault("table", where, f"parts have {sum(part.n for part in weight.parts)} rows, not {weight.n}")
+        if any(part.n <= 0 for part in weight.parts):
+            yield Fault("table", where, "a part has no rows")
+        if weight.interleave not in (0, LANES):
+            yield Fault("table", where, f"interleave {weight.interleave} is neither 0 nor {LANES}")
+        elif weight.interleave and (len({part.n for part in weight.parts}) != 1 or weight.parts[0].n % LANES):
+            yield Fault("table", where, f"interleaved parts must have equal rows, a multiple of {LANES}")
+        for role in (part.role for part in weight.parts):
+            if role in roles:
+                yield Fault("table", where, f"role {role} is in two places")
+            roles.add(role)
+        if weight.name in names:
+            yield Fault("table", where, "name is used twice")
+        names.add(weight.name)
+    buffer_names: set[str] = set()
+    for position, buffer in enumerate(program.buffers):
+        where = f"buffer {position} ({buffer.name})"
+        if buffer.index != position:
+            yield Fault("table", where, f"says that its index is {buffer.index}")
+        if not 0 < buffer.width <= _I32_MAX or buffer.width % LANES:
+            yield Fault("table", where, f"width {buffer.width} is no positive multiple of {LANES}")
+        if buffer.name in buffer_names:
+            yield Fault("table", where, "name is used twice")
+        buffer_names.add(buffer.name)
+
+
+# Fields of one instruction
+
+_POSITIVE = frozenset({"width", "k", "n", "heads", "kv_heads", "head_size", "vocab"})
+_NOT_NEGATIVE = frozenset({"layer", "window"})
+_OPTIONAL_WEIGHTS = frozenset({"bias", "norm_weight", "rope"})
+_POSITIVE_FLOATS = frozenset({"norm_eps"})
+_NOT_NEGATIVE_FLOATS = frozenset({"softcap"})
+
+
+def _fields(program: Program, where: str, item: Instruction) -> Iterator[Fault]:
+    if not isinstance(item.opcode, Opcode) or item.opcode not in FIELDS:
+        yield Fault("arity", where, f"opcode {item.opcode!r} does not exist")
+        return
+    wanted = {field.name for field in FIELDS[item.opcode]}
+    if wanted != set(item.values):
+        yield Fault("arity", where, f"fields {sorted(wanted ^ set(item.values))} are missing or unknown")
+        return
+    if not isinstance(item.phase, int) or not 0 <= item.phase <= _I32_MAX:
+        yield Fault("range", where, f"phase {item.phase!r}")
+    for field in FIELDS[item.opcode]:
+        value = item.values[field.name]
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            yield Fault("range", where, f"{field.name} is {value!r}")
+        elif field.type == "f32":
+            is_low = (field.name in _POSITIVE_FLOATS and value <= 0) or (
+                field.name in _NOT_NEGATIVE_FLOATS and value < 0
+            )
+            if is_low or abs(value) > 3.4e38:
+                yield Fault("range", where, f"{field.name} is {value!r}")
+        elif not isinstance(value, int) or abs(value) > _I32_MAX:
+            yield Fault("range", where, f"{field.name} is {value!r}, not a 32-bit integer")
+        else:
+            yield from _integer(program, where, field.name, field.type, value)
+
+
+def _integer(program: Program, where: str, name: str, kind: str, value: int) -> Iterator[Fault]:
+    if kind == "buffer" and not 0 <= value < len(program.buffers):
+        yield Fault("range", where, f"{name} is {value}, there are {len(program.buffers)} buffers")
+    if kind == "weight" and not (value == NONE and name in _OPTIONAL_WEIGHTS) and not 0 <= value < len(program.weights):
+        yield Fault("range", where, f"{name} is {value}, there are {len(program.weights)} weights")
+    if (name in _POSITIVE and value <= 0) or (name in _NOT_NEGATIVE and value < 0):
+        yield Fault("range", where, f"{name} is {value}")
+    if name == "layer" and value >= program.spec.layers:
+        yield Fault("range", where, f"layer is {value}, the model has {program.spec.layers}")
+    if name == "norm" and value not in set(Norm):
+        yield Fault("range", where, f"norm {value} does not exist")
+    if name == "epilogue" and value not in set(Epilogue):
+        yield Fault("range", where, f"epilogue {value} does not exist")
+
+
+# Shapes
+
+
+def _shapes(program: Program, where: str, item: Instruction) -> Iterator[Fault]:
+    """Yields references whose shape is not the one that the instruction implies."""
+
+    def weight(name: str, kind: str, n: int | None, k: int) -> Iterator[Fault]:
+        index = item.integer(name)
+        if index == NONE:
+            return
+        found = program.weights[index]
+        if found.kind != kind or (n is not None and found.n != n) or found.k != k:
+            rows = "positions" if n is None else n
+            yield Fault("shape", where, f"{name} is {found.kind} [{found.n}, {found.k}], expected {kind} [{rows}, {k}]")
+
+    def buffer(name: str, width: int) -> Iterator[Fault]:
+        found = program.buffers[item.integer(name)]
+        if found.width != width:
+            yield Fault("shape", where, f"{name} is {found.name} of width {found.width}, expected {width}")
+
+    def prologue(k: int) -> Iterator[Fault]:
+        yield from buffer("input", k)
+        yield from weight("norm_weight", "vector", k, 1)
+        if item.integer("norm") == Norm.NONE and item.integer("norm_weight") != NONE:
+            yield Fault("shape", where, "has a norm weight but no norm")
+
+    match item.opcode:
+        case Opcode.EMBED:
+            width = item.integer("width")
+            yield from weight("table", "matrix", program.spec.vocab_size, width)
+            yield from buffer("out", width)
+        case Opcode.LINEAR:
+            n, k = item.integer("n"), item.integer("k")
+            yield from weight("weight", "matrix", n, k)
+            yield from weight("bias", "vector", n, 1)
+            yield from prologue(k)
+            is_glu = item.integer("epilogue") == Epilogue.SILU_GLU
+            yield from buffer("out", n // 2 if is_glu else n)
+            for index in (item.integer("weight"), item.integer("bias")):
+                source = program.weights[index] if index != NONE else None
+                if source is not None and is_glu != (source.interleave == LANES and len(source.parts) == 2):
+                    yield Fault("shape", where, f"{source.name}: exactly a gated product reads two interleaved parts")
+        case Opcode.QKV:
+            heads, kv_heads, size = item.integer("heads"), item.integer("kv_heads"), item.integer("head_size")
+            n = (heads + 2 * kv_heads) * size
+            yield from weight("weight", "matrix", n, item.integer("k"))
+            yield from weight("bias", "vector", n, 1)
+            yield from weight("rope", "rope", None, size)
+            yield from prologue(item.integer("k"))
+            yield from buffer("q_out", heads * size)
+            yield from _heads(where, item)
+        case Opcode.ATTENTION:
+            width = item.integer("heads") * item.integer("head_size")
+            yield from buffer("q", width)
+            yield from buffer("out", width)
+            yield from _heads(where, item)
+        case Opcode.HEAD:
+            yield from weight("weight", "matrix", item.integer("vocab"), item.integer("k"))
+            yield from prologue(item.integer("k"))
+            if item.integer("vocab") != program.spec.vocab_size:
+                yield Fault("shape", where, f"vocab is not the model's {program.spec.vocab_size}")
+
+
+def _heads(where: str, item: Instruction) -> Iterator[Fault]:
+    if item.integer("heads") % item.integer("kv_heads"):
+        yield Fault("shape", where, "query heads are no multiple of KV heads")
+    if item.integer("head_size") % GROUP:
+        yield Fault("shape", where, f"head size is no multiple of {GROUP}")
+
+
+# Order and data flow
+
+
+def _order(program: Program) -> Iterator[Fault]:
+    opcodes = [item.opcode for item in program.instructions]
+    if opcodes.count(Opcode.HEAD) != 1 or opcodes[-1] is not Opcode.HEAD:
+        yield Fault("order", "program", "must end with its one HEAD")
+    if not opcodes or opcodes[0] is not Opcode.EMBED:
+        yield Fault("order", "program", "must start with EMBED")
+    phase = 0
+    for number, item in enumerate(program.instructions):
+        if item.phase < phase:
+            yield Fault("order", _where(number, item), f"phase {item.phase} follows phase {phase}")
+        phase = item.phase
+    used = {index for item in program.instructions for index in weights_read(item)}
+    for weight in program.weights:
+        if weight.index not in used:
+            yield Fault("order", f"weight {weight.index} ({weight.name})", "is never used")
+
+
+def _flow(program: Program) -> Iterator[Fault]:
+    written_at: dict[int, int] = {}
+    unread: dict[int, str] = {}
+    for number, item in enumerate(program.instructions):
+        where, seen = _where(number, item), effect(item)
+        for index in (*seen.reads, *seen.updates):
+            name = program.buffers[index].name
+            if index not in written_at:
+                yield Fault("read", where, f"{name} is read before it is written")
+            unread.pop(index, None)
+        for index in seen.reads:
+            if index in (*seen.updates, *seen.writes):
+                yield Fault("phase", where, f"reads {program.buffers[index].name} while it writes it")
+        for index in seen.writes:
+            if index in unread:
+                yield Fault("order", unread[index], f"{program.buffers[index].name} is overwritten before it is read")
+        for index in (*seen.updates, *seen.writes):
+            written_at[index] = item.phase
+            unread[index] = where
+    for index, where in unread.items():
+        yield Fault("order", where, f"{program.buffers[index].name} is never read")
+    yield from _hazards(program)
+
+
+def _hazards(program: Program) -> Iterator[Fault]:
+    """Yields pairs of instructions of one phase of which one writes what the other touches, in either order."""
+    by_phase: dict[int, list[tuple[str, set[int], set[int]]]] = {}
+    for number, item in enumerate(program.instructions):
+        seen = effect(item)
+        changes = {*seen.updates, *seen.writes}
+        touches = changes | set(seen.reads)
+        for other, other_changes, other_touches in by_phase.setdefault(item.phase, []):
+            if shared := (changes & other_touches) | (touches & other_changes):
+                names = ", ".join(program.buffers[index].name for index in sorted(shared))
+                yield Fault("phase", _where(number, item), f"shares {names} with {other} in phase {item.phase}")
+        by_phase[item.phase].append((_where(number, item), changes, touches))
+
+
+def _kv(program: Program) -> Iterator[Fault]:
+    appended: dict[int, Instruction] = {}
+    pool: tuple[int, int] | None = None
+    for number, item in enumerate(program.instructions):
+        where = _where(number, item)
+        shape = [item.values.get(name) for name in ("kv_heads", "head_size")]
+        if (layer := kv_written(item)) is not None:
+            if layer in appended:
+                yield Fault("kv", where, f"layer {layer} is appended twice")
+            appended[layer] = item
+            if pool is not None and pool != tuple(shape):
+                yield Fault("kv", where, f"pages of shape {shape} in a pool of {list(pool)}")
+            pool = pool or (item.integer("kv_heads"), item.integer("head_size"))
+        if (layer := kv_read(item)) is not None:
+            writer = appended.get(layer)
+            if writer is None or writer.phase >= item.phase:
+                yield Fault("kv", where, f"layer {layer} is read before its pages are appended")
+            elif shape != [writer.values["kv_heads"], writer.values["head_size"]]:
+                yield Fault("kv", where, f"layer {layer} is read as {shape}")
+            elif writer.values["q_out"] != item.values["q"]:
+                yield Fault("kv", where, f"layer {layer} is read with the queries of another instruction")
+    for layer in range(program.spec.layers):
+        if layer not in appended:
+            yield Fault("kv", "program", f"layer {layer} is never appended")
+
+
+def _digest(program: Program) -> Iterator[Fault]:
+    if seal(program).digest != program.digest:
+        yield Fault("digest", "program", "is not the digest of this content")
+
+
+# The lowered form
+
+
+def encoded_faults(program: Program, encoded: Encoded) -> list[Fault]:
+    """Returns what is wrong with a lowering: see the rules ``arena`` and ``aliasing``."""
+    count = len(program.instructions)
+    if len(encoded.records) != count * RECORD_BYTES:
+        return [Fault("arena", "records", f"{len(encoded.records)} bytes for {count} instructions")]
+    offsets: dict[int, int] = {}
+    found: list[Fault] = []
+    for number, item in enumerate(program.instructions):
+        found += _record(program, encoded, offsets, number, item)
+    if not found:
+        found += _aliasing(program, encoded, offsets)
+    return found
+
+
+def _record(
+    program: Program, encoded: Encoded, offsets: dict[int, int], number: int, item: Instruction
+) -> Iterator[Fault]:
+    where = _where(number, item)
+    opcode, phase, values = unpack_record(encoded.records[number * RECORD_BYTES : (number + 1) * RECORD_BYTES])
+    if (opcode, phase) != (item.opcode, item.phase):
+        yield Fault("arena", where, f"its record is {opcode.name} in phase {phase}")
+        return
+    for field in FIELDS[opcode]:
+        want, got = item.values[field.name], values[field.name]
+        if field.type == "buffer":
+            index, offset = int(want), int(got)
+            size = encoded.max_rows * program.buffers[index].width * 4
+            if offsets.setdefault(index, offset) != offset:
+                yield Fault("arena", where, f"{field.name} lies at {offset} here and at {offsets[index]} elsewhere")
+            if offset < 0 or offset % ALIGNMENT_BYTES or offset + size > encoded.arena_bytes:
+                yield Fault("arena", where, f"{field.name} at {offset} + {size} of {encoded.arena_bytes}")
+        elif field.type == "f32":
+            if not math.isclose(want, got, rel_tol=2**-23):
+                yield Fault("arena", where, f"{field.name} is {got}, not {want}")
+        elif want != got:
+            yield Fault("arena", where, f"{field.name} is {got}, not {want}")
+
+
+def _aliasing(program: Program, encoded: Encoded, offsets: dict[int, int]) -> Iterator[Fault]:
+    """Replays the records phase by phase: a read must find all bytes of its buffer as its writer left them."""
+
+    def extent(index: int) -> tuple[int, int]:
+        return offsets[index], offsets[index] + encoded.max_rows * program.buffers[index].width * 4
+
+    def overlaps(left: int, right: int) -> bool:
+        (a, b), (c, d) = extent(left), extent(right)
+        return a < d and c < b
+
+    intact: set[int] = set()
+    phases: dict[int, list[int]] = {}
+    for number, item in enumerate(program.instructions):
+        phases.setdefault(item.phase, []).append(number)
+    for numbers in phases.values():
+        touched = [(number, effect(program.instructions[number])) for number in numbers]
+        for number, seen in touched:
+            where = _where(number, program.instructions[number])
+            for index in (*seen.reads, *seen.updates):
+                if index not in intact:
+                    yield Fault("aliasing", where, f"{program.buffers[index].name} was overwritten by another buffer")
+            changes = {*seen.updates, *seen.writes}
+            for other_number, other in touched:
+                for index in changes:
+                    for used in (*other.reads, *other.updates, *other.writes):
+                        if used != index and overlaps(index, used):
+                            clash = f"{program.buffers[index].name} overlaps {program.buffers[used].name}"
+                            yield Fault("aliasing", where, f"{clash}, used by instruction {other_number}")
+        for _, seen in touched:
+            for index in (*seen.updates, *seen.writes):
+                intact -= {other for other in intact if other != index and overlaps(index, other)}
+                intact.add(index)
