@@ -1,0 +1,197 @@
+"""Puts one server together: opens its sockets, takes its lock, writes its plan, and runs the supervisor over it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import resource
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from headrace.base.clock import Clock
+from headrace.base.config import Config
+from headrace.base.errors import AlreadyRunningError, ConfigError
+from headrace.base.exits import Exit
+from headrace.base.log import get_log
+from headrace.fleet.launch import Resolved, front_launch, worker_launch
+from headrace.fleet.process import ChildSpec, module_command
+from headrace.fleet.sockets import (
+    Listener,
+    is_loopback,
+    open_listeners,
+    open_unix_listener,
+    private_folder,
+    runtime_folder,
+    state_folder,
+)
+from headrace.fleet.supervisor import Plan, Supervisor, SupervisorConfig, WorkerPlan
+
+WORKER_MODULE: Final = "headrace.engine.worker"
+FRONT_MODULE: Final = "headrace.server.front"
+# A front needs a descriptor per client and a worker one per file; 64k is what service managers grant.
+_OPEN_FILES: Final = 65_536
+# Drain of the fronts plus what they take to say goodbye.
+_DRAIN_MARGIN_S: Final = 10.0
+
+log = get_log(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A model to serve: where it lies, what it is called, and what its settings come to."""
+
+    path: Path
+    names: tuple[str, ...]
+    resolved: Resolved
+
+
+@dataclass(frozen=True, slots=True)
+class Modules:
+    """What the children run; tests put stand-ins here."""
+
+    worker: Callable[[int], list[str]] = module_command(WORKER_MODULE)
+    front: Callable[[int], list[str]] = module_command(FRONT_MODULE)
+
+
+async def run_server(
+    config: Config,
+    model: Model,
+    *,
+    clock: Clock,
+    env: Mapping[str, str],
+    on_ready: Callable[[Plan], None] = lambda _plan: None,
+    modules: Modules | None = None,
+    supervisor_config: SupervisorConfig | None = None,
+) -> Exit:
+    """Serves a model until told to stop.
+
+    Raises:
+        AddressInUseError, ConfigError, MachineError: as the sockets' functions say.
+        AlreadyRunningError: a server of this user holds the same port and state folder.
+    """
+    server = config.server
+    is_local = is_loopback(server.host)
+    if not is_local and not server.accept_open_access:
+        raise ConfigError(
+            f"server.host {server.host} is reached by other machines, and no keys are set: bind 127.0.0.1, "
+            "or pass --accept-open-access if everybody there may use this server"
+        )
+    if not is_loopback(server.admin_host):
+        raise ConfigError(f"server.admin_host {server.admin_host} must be a loopback address: use 127.0.0.1")
+    _set_process_limits()
+    opened: list[Listener] = []
+    try:
+        listeners = open_listeners(server.host, server.port, setting="server.port")
+        opened += listeners
+        admin = open_listeners(server.admin_host, server.admin_port, setting="server.admin_port")
+        opened += admin
+        name = str(listeners[0].port)
+        lock_fd = _lock(state_folder(config.paths.state, env), name)
+        folder = private_folder(runtime_folder(config.paths.runtime, env) / name)
+        plan = _make_plan(config, model, name, folder, listeners, admin, is_local, modules or Modules())
+        if not is_local:
+            log.warning("config_warning", key="server.host", message="serving without keys to other machines")
+        limits = supervisor_config or SupervisorConfig(
+            drain_s=max(server.drain_s, server.stream_drain_s) + _DRAIN_MARGIN_S
+        )
+        supervisor = Supervisor(plan, clock=clock, env=env, config=limits, on_ready=lambda: on_ready(plan))
+        try:
+            return await supervisor.run()
+        finally:
+            for path in folder.iterdir():
+                path.unlink()
+            folder.rmdir()
+            os.close(lock_fd)
+    finally:
+        for listener in opened:
+            listener.socket.close()
+
+
+def _make_plan(
+    config: Config,
+    model: Model,
+    name: str,
+    folder: Path,
+    listeners: list[Listener],
+    admin: list[Listener],
+    is_local: bool,
+    modules: Modules,
+) -> Plan:
+    socket_path = folder / "w0.sock"
+    worker_socket = open_unix_listener(socket_path)
+    worker_fd = worker_socket.fileno()
+    worker = ChildSpec(
+        name="worker-0",
+        role="worker",
+        command=modules.worker,
+        launch=msgspec.json.encode(
+            worker_launch(config, model.resolved, model_path=model.path, name=model.names[0], socket_fd=worker_fd)
+        ),
+        pass_fds=(worker_fd,),
+    )
+    listen_fds = [listener.socket.fileno() for listener in listeners]
+    fronts = []
+    for index in range(config.server.fronts):
+        # One front answers for metrics and admin: a scrape must not meet another process each time.
+        admin_fd = admin[0].socket.fileno() if index == 0 else None
+        launch = front_launch(
+            config,
+            model.resolved,
+            model_path=model.path,
+            served_names=model.names,
+            listen_fds=listen_fds,
+            admin_fd=admin_fd,
+            worker_socket_path=socket_path,
+            is_loopback=is_local,
+            index=index,
+        )
+        fronts.append(
+            ChildSpec(
+                name=f"front-{index}",
+                role="front",
+                command=modules.front,
+                launch=msgspec.json.encode(launch),
+                pass_fds=(*listen_fds, *(() if admin_fd is None else (admin_fd,))),
+            )
+        )
+    return Plan(
+        name=name,
+        model=model.names[0],
+        folder=folder,
+        listeners=listeners,
+        admin_listeners=admin,
+        sockets=(worker_socket,),
+        workers=(WorkerPlan(worker, socket_path),),
+        fronts=fronts,
+    )
+
+
+def _lock(state: Path, name: str) -> int:
+    """Gives a descriptor that holds the lock of the server ``name`` until it is closed or this process dies."""
+    path = state / f"serve-{name}.lock"
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        holder = os.read(fd, 32).decode(errors="replace").strip()
+        os.close(fd)
+        raise AlreadyRunningError(
+            f"a server on port {name} runs already (pid {holder or 'unknown'}, lock {path}): stop it or take another port"
+        ) from error
+    os.ftruncate(fd, 0)
+    os.write(fd, f"{os.getpid()}\n".encode())
+    return fd
+
+
+def _set_process_limits() -> None:
+    """No core dumps, which would hold prompts and keys; as many open files as the system lets us have."""
+    _, hard = resource.getrlimit(resource.RLIMIT_CORE)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, hard))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
