@@ -1,7 +1,7 @@
 """From settings, model and machine to what the children are told: the table of DESIGN §5, decided in one place.
 
-Pure, but for `read_facts`, which looks at the model's headers. A setting that cannot be meant is a ConfigError; one that
-is adjusted or ignored gives a warning that says so.
+Pure, but for `read_facts`, which looks at the model's headers. A setting that cannot be meant is a ConfigError; one
+that is adjusted or ignored gives a warning that says so.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ class Resolved:
     """What the settings come to.
 
     Args:
+        attention_window: None leaves the model its own.
         warnings: (setting, sentence) pairs for the log.
     """
 
@@ -60,7 +61,7 @@ def read_facts(path: Path) -> ModelFacts:
     from headrace.registry.model import open_model
 
     spec = spec_from_files(open_model(path))
-    return ModelFacts(str(spec.architecture), spec.context_tokens, spec.window)
+    return ModelFacts(str(spec.architecture), spec.context_tokens, spec.window or None)
 
 
 def resolve(config: Config, facts: ModelFacts, *, num_cpus: int) -> Resolved:
@@ -147,7 +148,7 @@ def _context_tokens(config: Config, facts: ModelFacts, warnings: list[tuple[str,
 def _window(config: Config, facts: ModelFacts, warnings: list[tuple[str, str]]) -> int | None:
     wanted = config.kernel_config.attention_window
     if wanted is None:
-        return facts.window
+        return None
     if facts.window is None and not config.kernel_config.attention_window_override:
         warnings.append(
             (

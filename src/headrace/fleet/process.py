@@ -11,7 +11,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -33,24 +33,24 @@ class ChildSpec:
     Args:
         name: for logs and status, such as ``worker-0``.
         role: ``front`` or ``worker``.
-        command: gives the argument list, told the number of the inherited descriptor with the launch value.
+        command: argument list; ``--launch-fd N`` is added, N being the descriptor with the launch value.
         launch: the launch value's JSON.
         pass_fds: sockets that the child inherits under the same numbers.
     """
 
     name: str
     role: str
-    command: Callable[[int], list[str]]
+    command: Sequence[str]
     launch: bytes
     pass_fds: Sequence[int]
 
 
-def module_command(module: str) -> Callable[[int], list[str]]:
+def module_command(module: str) -> tuple[str, ...]:
     """Gives the command that runs ``module`` with this interpreter.
 
     ``-P`` keeps the working folder off the module path: a file lying there must not become our code.
     """
-    return lambda fd: [sys.executable, "-P", "-m", module, "--launch-fd", str(fd)]
+    return (sys.executable, "-P", "-m", module)
 
 
 def scrub_env(env: Mapping[str, str]) -> dict[str, str]:
@@ -68,7 +68,7 @@ class Child:
         launch_fd = _memory_file(spec.launch)
         try:
             self._process = subprocess.Popen(
-                spec.command(launch_fd),
+                [*spec.command, "--launch-fd", str(launch_fd)],
                 stdin=subprocess.DEVNULL,
                 pass_fds=(launch_fd, *spec.pass_fds),
                 env=scrub_env(env),

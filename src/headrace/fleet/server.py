@@ -5,8 +5,8 @@ from __future__ import annotations
 import fcntl
 import os
 import resource
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -51,10 +51,10 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Modules:
-    """What the children run; tests put stand-ins here."""
+    """Commands of the children; tests put stand-ins here."""
 
-    worker: Callable[[int], list[str]] = module_command(WORKER_MODULE)
-    front: Callable[[int], list[str]] = module_command(FRONT_MODULE)
+    worker: Sequence[str] = field(default_factory=lambda: module_command(WORKER_MODULE))
+    front: Sequence[str] = field(default_factory=lambda: module_command(FRONT_MODULE))
 
 
 async def run_server(
@@ -83,14 +83,17 @@ async def run_server(
     if not is_loopback(server.admin_host):
         raise ConfigError(f"server.admin_host {server.admin_host} must be a loopback address: use 127.0.0.1")
     _set_process_limits()
+    state = state_folder(config.paths.state, env)
     opened: list[Listener] = []
+    # Locked before the port is tried, so that a second start of ours is told from another program's port.
+    lock_fd = _lock(state, str(server.port)) if server.port else None
     try:
         listeners = open_listeners(server.host, server.port, setting="server.port")
         opened += listeners
         admin = open_listeners(server.admin_host, server.admin_port, setting="server.admin_port")
         opened += admin
         name = str(listeners[0].port)
-        lock_fd = _lock(state_folder(config.paths.state, env), name)
+        lock_fd = _lock(state, name) if lock_fd is None else lock_fd
         folder = private_folder(runtime_folder(config.paths.runtime, env) / name)
         plan = _make_plan(config, model, name, folder, listeners, admin, is_local, modules or Modules())
         if not is_local:
@@ -105,8 +108,9 @@ async def run_server(
             for path in folder.iterdir():
                 path.unlink()
             folder.rmdir()
-            os.close(lock_fd)
     finally:
+        if lock_fd is not None:
+            os.close(lock_fd)
         for listener in opened:
             listener.socket.close()
 
@@ -180,7 +184,7 @@ def _lock(state: Path, name: str) -> int:
         holder = os.read(fd, 32).decode(errors="replace").strip()
         os.close(fd)
         raise AlreadyRunningError(
-            f"a server on port {name} runs already (pid {holder or 'unknown'}, lock {path}): stop it or take another port"
+            f"a server on port {name} runs already (pid {holder or 'unknown'}, lock {path}): stop it, or set server.port"
         ) from error
     os.ftruncate(fd, 0)
     os.write(fd, f"{os.getpid()}\n".encode())
