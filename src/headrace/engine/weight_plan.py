@@ -1,0 +1,135 @@
+"""Matches a model's stored tensors with a program's weight table, by header alone: nothing is read, nothing allocated.
+
+What comes out is complete and checked (names, shapes, types), so loading cannot fail half-way on a lying file, and its
+size is known before the first byte is taken.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from headrace.base.errors import ModelFormatError, ModelUnsupportedError
+from headrace.engine.quantize import PACKABLE, check_precision, choose_layout, packed_bytes
+from headrace.program.families.registry import family_of
+from headrace.program.ir import Program, WeightSpec
+from headrace.program.opcodes import GROUP, Layout
+from headrace.registry.files import shown
+from headrace.registry.formats.tensor import TensorView
+from headrace.registry.model import ModelFiles
+
+_VECTOR_TYPES = ("F32", "F16", "BF16")
+_VOCABULARY_ROLES = ("embed", "head")
+# Stored by some writers, never used: rotary frequencies are computed from the configuration (or read by the spec).
+_IGNORED = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq|rope_freqs\.weight")
+_MAX_LISTED = 8
+
+
+@dataclass(frozen=True, slots=True)
+class SourcePart:
+    """One stored tensor of a weight. ``head_size`` > 0: its rows are in interleaved RoPE order and must be moved."""
+
+    tensor: TensorView
+    head_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class WeightPlan:
+    """How one entry of the weight table is made. ``n`` differs from the spec's for rope tables only."""
+
+    spec: WeightSpec
+    layout: Layout
+    n: int
+    parts: tuple[SourcePart, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes when packed."""
+        return packed_bytes(self.layout, self.n, self.spec.k)
+
+
+def plan_weights(
+    files: ModelFiles, program: Program, *, dtype: str, quantization: str, rope_positions: int | None = None
+) -> list[WeightPlan]:
+    """Returns the plan of every weight, in the order of the table.
+
+    Args:
+        rope_positions: positions of the rope table; None takes the model's whole context.
+
+    Raises:
+        ConfigError: ``dtype`` and ``quantization`` are not what the native engine has.
+        ModelFormatError: tensors are missing, unexpected, or of another shape; all are listed.
+        ModelUnsupportedError: a tensor's stored type has no kernel.
+    """
+    check_precision(dtype, quantization)
+    family, kind = family_of(program.spec), "gguf" if files.kind == "gguf" else "hf"
+    faults: list[str] = []
+    unsupported: list[str] = []
+    used: set[str] = set()
+    plans: list[WeightPlan] = []
+    for spec in program.weights:
+        if spec.kind == "rope":
+            positions = spec.n if rope_positions is None else min(rope_positions, spec.n)
+            plans.append(WeightPlan(spec, Layout.ROPE_F32, positions, ()))
+            continue
+        parts: list[SourcePart] = []
+        for part in spec.parts:
+            name = family.source_name(part.role, kind)
+            used.add(name)
+            tensor = files.tensors.get(name)
+            expected = (part.n, spec.k) if spec.kind == "matrix" else (part.n,)
+            if tensor is None:
+                faults.append(f"{name} is missing (expected {list(expected)})")
+                continue
+            if tensor.shape != expected:
+                faults.append(f"{name} has shape {list(tensor.shape)}, expected {list(expected)}")
+                continue
+            if tensor.dtype not in (PACKABLE if spec.kind == "matrix" else _VECTOR_TYPES):
+                unsupported.append(f"{name} is stored as {tensor.dtype}")
+                continue
+            is_moved = family.needs_unpermute(part.role, kind)
+            parts.append(SourcePart(tensor, _head_size(program, part.role) if is_moved else 0))
+        if len(parts) == len(spec.parts):
+            plans.append(WeightPlan(spec, _layout(spec, parts, dtype, quantization), spec.n, tuple(parts)))
+    _refuse(files, faults, unsupported, _unexpected(files, program, used))
+    return plans
+
+
+def weight_bytes(files: ModelFiles, program: Program, dtype: str, quantization: str) -> int:
+    """Returns the bytes that the packed weights will take, rope tables at full context included; headers only."""
+    return sum(plan.size_bytes for plan in plan_weights(files, program, dtype=dtype, quantization=quantization))
+
+
+def _layout(spec: WeightSpec, parts: list[SourcePart], dtype: str, quantization: str) -> Layout:
+    if spec.kind == "vector":
+        return Layout.VECTOR_F32
+    assert spec.k % GROUP == 0, f"{spec.name}: k = {spec.k}"
+    is_vocabulary = any(part.role in _VOCABULARY_ROLES for part in spec.parts)
+    stored = [part.tensor.dtype for part in parts]
+    return choose_layout(stored, dtype, quantization, is_vocabulary=is_vocabulary)
+
+
+def _head_size(program: Program, role: str) -> int:
+    _, layer, _ = role.split(".")
+    return program.spec.layer(int(layer)).head_size
+
+
+def _unexpected(files: ModelFiles, program: Program, used: set[str]) -> list[str]:
+    # A tied model may still store its head: the same matrix once more.
+    tied = {family_of(program.spec).source_name("head", "hf")} if program.spec.is_tied else set()
+    return sorted(name for name in files.tensors.keys() - used - tied if not _IGNORED.fullmatch(name))
+
+
+def _refuse(files: ModelFiles, faults: list[str], unsupported: list[str], unexpected: list[str]) -> None:
+    where = files.weights[0] if len(files.weights) == 1 else files.folder
+    if faults or unexpected:
+        extra = [f"{shown(name)} is not part of this architecture" for name in unexpected]
+        raise ModelFormatError(f"{where}: the tensors do not fit the configuration: {_some(faults + extra)}")
+    if unsupported:
+        known = ", ".join(PACKABLE)
+        raise ModelUnsupportedError(f"{where}: {_some(unsupported)}; matrices may be {known}, vectors F32, F16 or BF16")
+
+
+def _some(lines: list[str]) -> str:
+    more = f"; and {len(lines) - _MAX_LISTED} more" if len(lines) > _MAX_LISTED else ""
+    return "; ".join(lines[:_MAX_LISTED]) + more
