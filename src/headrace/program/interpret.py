@@ -1,0 +1,361 @@
+"""The reference interpreter: what every opcode computes, in numpy. The VM must give the same bits.
+
+Same inputs as the native ``Vm.step``, no tiles, no threads, no fused loops. Exactness where it is promised: integer
+products are exact, every float operation is the VM's with one rounding (``lanes``), in the same order along K. It is
+slow (seconds for a two-layer toy) and meant for tests and for finding where a kernel goes wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.program.ir import NONE, Instruction, Program
+from headrace.program.lanes import F32, exp, f32, fma, reduce_add, round_bf16, silu, soft_cap
+from headrace.program.layouts import Numbers, unpack
+from headrace.program.opcodes import BLOCK_TOKENS, GROUP, LANES, Epilogue, KvType, Layout, Norm, Opcode
+from headrace.program.records import RESULT_DTYPE
+from headrace.program.sampling import choose, modified
+
+I32 = NDArray[np.int32]
+SLICE_TOKENS = 512
+"""Positions whose partial attention is formed on its own; partials are merged in order (determinism)."""
+
+
+class PackedLike(Protocol):
+    """A packed weight, as the engine hands it to the VM."""
+
+    @property
+    def layout(self) -> Layout:
+        """How ``data`` lies."""
+
+    @property
+    def n(self) -> int:
+        """Columns."""
+
+    @property
+    def k(self) -> int:
+        """Inputs."""
+
+    @property
+    def data(self) -> NDArray[np.uint8]:
+        """Packed bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepInput:
+    """A ragged batch: R rows of S sequences, L output rows. See ``csrc/core/step.h``.
+
+    Args:
+        tokens, positions: [R].
+        seq_starts: [S + 1], row ranges of the sequences.
+        block_tables: [S, B], pages of each sequence in order.
+        outputs: [L] of ``OUTPUT_DTYPE``.
+        masks: [M, ⌈V/32⌉] u32, bit t of word t/32: token t allowed.
+    """
+
+    tokens: I32
+    positions: I32
+    seq_starts: I32
+    block_tables: I32
+    outputs: NDArray[np.void]
+    count_ids: I32
+    counts: I32
+    bias_ids: I32
+    bias_values: F32
+    masks: NDArray[np.uint32]
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """What the head says, and the logits that the VM never stores: [L, V] f32 before any modification."""
+
+    results: NDArray[np.void]
+    top_ids: I32
+    top_logprobs: F32
+    logits: F32
+
+
+@dataclass(frozen=True, slots=True)
+class Quantised:
+    """Rows as integer products take them: per 32 a scale, eight-bit integers, and their sum."""
+
+    integers: F32  # [R, k], whole numbers in −127..127
+    scales: F32  # [R, k/32]
+    sums: F32  # [R, k/32], whole numbers
+
+
+def quantise(rows: F32) -> Quantised:
+    """Returns activations quantised per 32: q = round(x · 127/amax), scale = amax/127.
+
+    A group so small that 127/amax is not finite becomes zeros. A group that holds NaN or infinity gets a NaN scale,
+    which spoils every product of its row.
+    """
+    groups = rows.reshape(len(rows), -1, GROUP)
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        amax = np.abs(groups).max(axis=2)
+        inverse = np.float32(127) / amax
+        is_poisoned = ~np.isfinite(groups).all(axis=2)
+        is_zero = is_poisoned | ~np.isfinite(inverse)
+        integers = np.where(is_zero[:, :, None], np.float32(0), np.rint(groups * inverse[:, :, None]))
+        scales = np.where(is_poisoned, np.float32(np.nan), amax / np.float32(127))
+    return Quantised(f32(integers).reshape(rows.shape), f32(scales), f32(integers.sum(axis=2)))
+
+
+def rms_norm(rows: F32, weight: F32 | None, eps: float) -> F32:
+    """Returns (x · 1/√(mean of squares + eps)) · w; squares are summed in sixteen lanes, then in a fixed tree."""
+    sums = np.zeros((len(rows), LANES), np.float32)
+    for start in range(0, rows.shape[1], LANES):
+        part = rows[:, start : start + LANES]
+        sums = fma(part, part, sums)
+    mean = reduce_add(sums) / np.float32(rows.shape[1]) + np.float32(eps)
+    normed = rows * (np.float32(1) / np.sqrt(mean))[:, None]
+    return f32(normed if weight is None else normed * weight)
+
+
+def product(rows: F32, weight: Numbers) -> F32:
+    """Returns rows · wᵀ, [R, n]: one accumulator per element, along K in order."""
+    n, k = weight.values.shape
+    acc = np.zeros((len(rows), n), np.float32)
+    if weight.layout in (Layout.F32, Layout.BF16):
+        inputs = round_bf16(rows) if weight.layout is Layout.BF16 else rows
+        for i in range(k):
+            acc = fma(inputs[:, i : i + 1], weight.values[:, i], acc)
+        return acc
+    a = quantise(rows)
+    offset = np.float32(8 if weight.layout is Layout.Q4 else 0)
+    for g in range(k // GROUP):
+        part = slice(g * GROUP, (g + 1) * GROUP)
+        # Whole numbers below 2²⁴: exact in float32 in any order.
+        integer = a.integers[:, part] @ (weight.values[:, part] + offset).T
+        sums = a.sums[:, g : g + 1]
+        acc = fma(integer - offset * sums, weight.scales[:, g] * a.scales[:, g : g + 1], acc)
+        if weight.layout is Layout.Q4M:
+            acc = fma(weight.mins[:, g], a.scales[:, g : g + 1] * sums, acc)
+    return acc
+
+
+class Interpreter:
+    """Runs a program step by step, with its own paged KV.
+
+    Args:
+        weights: one per entry of the program's table, packed as the VM gets them.
+        blocks: KV pages per layer.
+
+    ``buffers`` holds every activation buffer as the last instruction that ran left it, by buffer index.
+    """
+
+    def __init__(self, program: Program, weights: Sequence[PackedLike], *, kv_type: KvType, blocks: int) -> None:
+        self.program = program
+        self.kv_type = kv_type
+        self.buffers: dict[int, F32] = {}
+        self._matrices: dict[int, Numbers] = {}
+        self._vectors: dict[int, F32] = {}
+        for spec, weight in zip(program.weights, weights, strict=True):
+            if spec.kind == "matrix":
+                self._matrices[spec.index] = unpack(weight.layout, weight.data, weight.n, weight.k)
+            else:
+                values = weight.data.view("<f4")
+                self._vectors[spec.index] = values.reshape(-1, spec.k) if spec.kind == "rope" else values[: spec.n]
+        self._dequantised: dict[int, F32] = {}
+        shape = (program.spec.layers, blocks, program.spec.kv_heads, BLOCK_TOKENS, program.spec.head_size)
+        # [layers, blocks, kv heads, 32, D], values as the pool holds them
+        self.keys = np.zeros(shape, np.float32)
+        self.values = np.zeros(shape, np.float32)
+
+    def step(self, step: StepInput, *, max_top: int, num_instructions: int | None = None) -> StepOutput:
+        """Runs the first ``num_instructions`` (all by default) on one batch."""
+        count = len(step.outputs)
+        out = StepOutput(
+            np.zeros(count, RESULT_DTYPE),
+            np.full((count, max_top), -1, np.int32),
+            np.full((count, max_top), -np.inf, np.float32),
+            np.zeros((count, self.program.spec.vocab_size), np.float32),
+        )
+        for item in self.program.instructions[:num_instructions]:
+            match item.opcode:
+                case Opcode.EMBED:
+                    self._embed(item, step)
+                case Opcode.LINEAR:
+                    self._linear(item)
+                case Opcode.QKV:
+                    self._qkv(item, step)
+                case Opcode.ATTENTION:
+                    self._attention(item, step)
+                case Opcode.HEAD:
+                    self._head(item, step, out)
+        return out
+
+    def _embed(self, item: Instruction, step: StepInput) -> None:
+        index = item.integer("table")
+        if index not in self._dequantised:
+            self._dequantised[index] = self._matrices[index].dequantised()
+        rows = self._dequantised[index][step.tokens]
+        self.buffers[item.integer("out")] = f32(rows * np.float32(item.values["scale"]))
+
+    def _prologue(self, item: Instruction, rows: F32) -> F32:
+        if item.integer("norm") == Norm.NONE:
+            return rows
+        return rms_norm(rows, self._vector(item, "norm_weight"), item.values["norm_eps"])
+
+    def _vector(self, item: Instruction, name: str) -> F32 | None:
+        index = item.integer(name)
+        return None if index == NONE else self._vectors[index]
+
+    def _product(self, item: Instruction, rows: F32) -> F32:
+        """Norm, product and bias."""
+        result = product(self._prologue(item, rows), self._matrices[item.integer("weight")])
+        bias = self._vector(item, "bias") if "bias" in item.values else None
+        return result if bias is None else f32(result + bias)
+
+    def _linear(self, item: Instruction) -> None:
+        result = self._product(item, self.buffers[item.integer("input")])
+        out = item.integer("out")
+        match Epilogue(item.integer("epilogue")):
+            case Epilogue.STORE:
+                self.buffers[out] = result
+            case Epilogue.ADD:
+                self.buffers[out] = f32(self.buffers[out] + result)
+            case Epilogue.SILU_GLU:
+                tiles = result.reshape(len(result), -1, 2, LANES)  # sixteen gates, sixteen ups, in turn
+                self.buffers[out] = f32(silu(tiles[:, :, 0]) * tiles[:, :, 1]).reshape(len(result), -1)
+
+    def _qkv(self, item: Instruction, step: StepInput) -> None:
+        heads, kv_heads, size = item.integer("heads"), item.integer("kv_heads"), item.integer("head_size")
+        result = self._product(item, self.buffers[item.integer("input")]).reshape(-1, heads + 2 * kv_heads, size)
+        turned, values = result[:, : heads + kv_heads], result[:, heads + kv_heads :]
+        if (table := self._vector(item, "rope")) is not None:
+            half = size // 2
+            cosine, sine = table[step.positions][:, None, :half], table[step.positions][:, None, half:]
+            low, high = turned[..., :half], turned[..., half:]
+            turned = np.concatenate([low * cosine - high * sine, high * cosine + low * sine], axis=2)
+        self.buffers[item.integer("q_out")] = f32(turned[:, :heads]).reshape(len(result), -1)
+        layer = item.integer("layer")
+        for row, position in enumerate(step.positions):
+            seq = int(np.searchsorted(step.seq_starts, row, side="right")) - 1
+            block, slot = step.block_tables[seq, position // BLOCK_TOKENS], position % BLOCK_TOKENS
+            self.keys[layer, block, :, slot] = self._stored(turned[row, heads:])
+            self.values[layer, block, :, slot] = self._stored(values[row])
+
+    def _stored(self, rows: F32) -> F32:
+        return round_bf16(rows) if self.kv_type is KvType.BF16 else rows
+
+    def _attention(self, item: Instruction, step: StepInput) -> None:
+        heads, size = item.integer("heads"), item.integer("head_size")
+        q = self.buffers[item.integer("q")].reshape(-1, heads, size)
+        out = np.zeros_like(q)
+        for seq in range(len(step.seq_starts) - 1):
+            for row in range(step.seq_starts[seq], step.seq_starts[seq + 1]):
+                out[row] = self._attend(item, self._stored(q[row]), step.block_tables[seq], int(step.positions[row]))
+        self.buffers[item.integer("out")] = out.reshape(len(q), -1)
+
+    def _attend(self, item: Instruction, q: F32, blocks: I32, position: int) -> F32:
+        """Returns one row's attention, [H, D]: slices in order, in each an online softmax over its pages."""
+        window = item.integer("window")
+        first = max(0, position - window + 1) if window else 0
+        merged: _Softmax | None = None
+        for start in range(first // SLICE_TOKENS * SLICE_TOKENS, position + 1, SLICE_TOKENS):
+            span = (max(start, first), min(start + SLICE_TOKENS, position + 1))
+            part = self._slice(item, q, blocks, span)
+            merged = part if merged is None else merged.merge(part)
+        assert merged is not None
+        return f32(merged.sums * (np.float32(1) / merged.norm)[:, None])
+
+    def _slice(self, item: Instruction, q: F32, blocks: I32, span: tuple[int, int]) -> _Softmax:
+        heads, size = q.shape
+        group = heads // item.integer("kv_heads")
+        layer, scale = item.integer("layer"), np.float32(item.values["scale"])
+        state = _Softmax(
+            np.full(heads, -np.inf, np.float32), np.zeros(heads, np.float32), np.zeros((heads, size), np.float32)
+        )
+        for page in range(span[0] // BLOCK_TOKENS, (span[1] - 1) // BLOCK_TOKENS + 1):
+            base = page * BLOCK_TOKENS
+            seen = slice(max(span[0] - base, 0), min(span[1] - base, BLOCK_TOKENS))
+            # [H, 32, D]: each kv head serves `group` query heads
+            keys = np.repeat(self.keys[layer, blocks[page]], group, axis=0)
+            values = np.repeat(self.values[layer, blocks[page]], group, axis=0)
+            scores = np.zeros((heads, BLOCK_TOKENS), np.float32)
+            for d in range(size):
+                scores = fma(keys[:, :, d], q[:, d : d + 1], scores)
+            scores = soft_cap(scores * scale, item.values["softcap"])
+            hidden = np.ones(BLOCK_TOKENS, np.bool_)
+            hidden[seen] = False
+            scores[:, hidden] = -np.inf
+            top = np.maximum(state.top, scores.max(axis=1))
+            weights = exp(scores - top[:, None])
+            weights[:, hidden] = 0
+            shrink = exp(state.top - top)
+            norm = fma(state.norm, shrink, reduce_add(weights[:, :LANES] + weights[:, LANES:]))
+            used = self._stored(weights)
+            sums = f32(state.sums * shrink[:, None])
+            for token in range(seen.start, seen.stop):
+                sums = fma(values[:, token], used[:, token : token + 1], sums)
+            state = _Softmax(top, norm, sums)
+        return state
+
+    def _head(self, item: Instruction, step: StepInput, out: StepOutput) -> None:
+        rows = self.buffers[item.integer("input")][step.outputs["row"]]
+        raw = self._product(item, rows) * np.float32(item.values["scale"])
+        out.logits[:] = soft_cap(raw, item.values["softcap"])
+        for index, row in enumerate(step.outputs):
+            fields: Mapping[str, Any] = {name: row[name].item() for name in row.dtype.names or ()}
+            self._settle(index, fields, step, out)
+
+    def _settle(self, index: int, row: Mapping[str, Any], step: StepInput, out: StepOutput) -> None:
+        logits, result = out.logits[index], out.results[index]
+        with np.errstate(invalid="ignore"):
+            best = float(logits.max())
+            log_sum = best + float(np.log(np.exp(logits.astype(np.float64) - best).sum()))
+        result["logsumexp"] = log_sum
+        result["token"] = row["target"]
+        if not np.isfinite(log_sum):
+            result["status"], result["logprob"] = 1, np.nan
+            return
+        if row["num_logprobs"] > 0:
+            ranked = np.lexsort((np.arange(len(logits)), -logits))[: row["num_logprobs"]]
+            out.top_ids[index, : len(ranked)] = ranked
+            out.top_logprobs[index, : len(ranked)] = logits[ranked].astype(np.float64) - log_sum
+            result["num_top"] = len(ranked)
+        if row["target"] < 0:
+            result["token"] = choose(self._modified(logits, row, step), row)
+        if result["token"] < 0:  # the mask allows nothing
+            result["status"], result["logprob"] = 1, np.nan
+            return
+        result["logprob"] = float(logits[result["token"]]) - log_sum
+
+    def _modified(self, logits: F32, row: Mapping[str, Any], step: StepInput) -> F32:
+        counted = slice(row["counts_start"], row["counts_start"] + row["counts_len"])
+        biased = slice(row["bias_start"], row["bias_start"] + row["bias_len"])
+        allowed = None
+        if row["mask"] >= 0:
+            bits = np.unpackbits(step.masks[row["mask"]].astype("<u4").view(np.uint8), bitorder="little")
+            allowed = bits[: len(logits)].astype(np.bool_)
+        return modified(
+            logits,
+            row,
+            list(zip(step.count_ids[counted].tolist(), step.counts[counted].tolist(), strict=True)),
+            list(zip(step.bias_ids[biased].tolist(), step.bias_values[biased].tolist(), strict=True)),
+            allowed,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Softmax:
+    """Running softmax of some positions: largest score, sum of e^(score − top), and the values weighed by it."""
+
+    top: F32  # [H]
+    norm: F32  # [H]
+    sums: F32  # [H, D]
+
+    def merge(self, later: _Softmax) -> _Softmax:
+        top = np.maximum(self.top, later.top)
+        a, b = exp(self.top - top), exp(later.top - top)
+        return _Softmax(
+            top,
+            fma(later.norm, b, f32(self.norm * a)),
+            fma(later.sums, b[:, None], f32(self.sums * a[:, None])),
+        )

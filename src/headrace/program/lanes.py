@@ -1,0 +1,112 @@
+"""Single-precision arithmetic as the VM does it, in numpy: fused multiply-add, exponentials, bf16, the lane reduction.
+
+The VM's result is defined to the bit (docs/decisions, numerics), so the reference needs these few operations exactly:
+every one rounds once to float32. They are the twins of ``csrc/isa/scalar.h`` and ``csrc/ops/math.h``.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from headrace.program.opcodes import LANES
+
+F32 = NDArray[np.float32]
+
+_LOW_BITS = np.int64(2**29 - 1)  # of a float64 mantissa, those that float32 does not have
+_HALF = np.int64(2**28)
+
+
+def f32(value: ArrayLike) -> F32:
+    """Returns ``value`` rounded to float32."""
+    return np.asarray(value, np.float32)
+
+
+def fma(a: ArrayLike, b: ArrayLike, c: ArrayLike) -> F32:
+    """Returns a·b + c with one rounding.
+
+    A float64 holds a·b of two float32 exactly; the sum is rounded to 53 bits, then to 24. Two roundings differ from one
+    only when the first lands on a tie of the second: those results are moved off the tie, to the side of the truth.
+    Results below 2⁻¹²⁶ may differ in their last bit.
+    """
+    product = np.multiply(np.asarray(a, np.float32), b, dtype=np.float64)
+    addend = np.asarray(c, np.float64)
+    total = product + addend
+    is_tie = (total.view(np.int64) & _LOW_BITS) == _HALF
+    if is_tie.any():
+        # TwoSum (Knuth): what the sum lost.
+        part = total - product
+        lost = (product - (total - part)) + (addend - part)
+        moved = np.nextafter(total, np.where(lost > 0, np.inf, -np.inf))
+        total = np.where(is_tie & (lost != 0), moved, total)
+    with np.errstate(over="ignore"):
+        return f32(total)
+
+
+def bf16_bits(value: ArrayLike) -> NDArray[np.uint16]:
+    """Returns float32 values rounded to the nearest bf16, ties to even, as bits; NaN stays NaN."""
+    array = np.ascontiguousarray(value, np.float32)
+    bits = array.view(np.uint32)
+    rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
+    quiet = (bits >> np.uint32(16)) | np.uint32(0x40)
+    return np.where(np.isnan(array), quiet, rounded).astype(np.uint16)
+
+
+def bf16_values(bits: NDArray[np.uint16]) -> F32:
+    """Returns bf16 bits as float32."""
+    return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
+
+
+def round_bf16(value: ArrayLike) -> F32:
+    """Returns float32 values rounded to bf16."""
+    return bf16_values(bf16_bits(value))
+
+
+def reduce_add(lanes: F32) -> F32:
+    """Sums the last axis of 16 in the fixed tree: lane l with l+8, then l+4, l+2, l+1."""
+    half = LANES // 2
+    while half:
+        lanes = lanes[..., :half] + lanes[..., half : 2 * half]
+        half //= 2
+    return lanes[..., 0]
+
+
+_LOG2_E = np.float32(1.44269504088896341)
+_LN2_HIGH, _LN2_LOW = np.float32(0.693359375), np.float32(-2.12194440e-4)
+_EXP = [np.float32(c) for c in (1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)]
+EXP_MIN, EXP_MAX = np.float32(-87.3), np.float32(88.72283)
+
+
+def exp(value: ArrayLike) -> F32:
+    """Returns e^x within 2⁻²² relative: Cephes' polynomial on x − n·ln 2. 0 below EXP_MIN, infinite above EXP_MAX."""
+    x = f32(value)
+    with np.errstate(invalid="ignore", over="ignore"):
+        n = np.clip(np.rint(x * _LOG2_E), np.float32(-126), np.float32(128))
+        n = f32(np.where(np.isnan(n), np.float32(-126), n))
+        safe = f32(np.where(np.isfinite(x), x, np.float32(0)))
+        r = fma(n, -_LN2_LOW, fma(n, -_LN2_HIGH, safe))
+        p = f32(1.9875691500e-4)
+        for coefficient in _EXP:
+            p = fma(p, r, coefficient)
+        y = f32(fma(p, r * r, r) + np.float32(1))
+        half = f32(np.rint(n * np.float32(0.5)))
+        y = f32(y * np.exp2(half) * np.exp2(n - half))
+    y = f32(np.where(x > EXP_MAX, np.float32(np.inf), np.where(x < EXP_MIN, np.float32(0), y)))
+    return f32(np.where(np.isnan(x), x, y))
+
+
+def silu(value: ArrayLike) -> F32:
+    """Returns x / (1 + e^−x)."""
+    x = f32(value)
+    return f32(x / (np.float32(1) + exp(-x)))
+
+
+def soft_cap(value: ArrayLike, cap: float) -> F32:
+    """Returns cap · tanh(x / cap); the identity for cap 0."""
+    x = f32(value)
+    if cap == 0:
+        return x
+    scaled = x * (np.float32(1) / np.float32(cap))
+    t = exp(np.abs(scaled) * np.float32(-2))
+    y = (np.float32(1) - t) / (np.float32(1) + t)
+    return f32(np.where(scaled < 0, -y, y) * np.float32(cap))
