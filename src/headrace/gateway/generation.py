@@ -1,0 +1,235 @@
+"""One sequence on its way back: tokens become text, stop strings end it, log-probabilities follow their text.
+
+Pure state, no I/O: worker events go in, ``Piece`` values come out. Text held back (half a character, a possible stop
+string) and the log-probabilities of its tokens are held together, so what a client has joins to what it would have
+got in one piece.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from headrace.base.errors import EngineError
+from headrace.protocol.answers import Piece, TokenEntry, TopToken, finite
+from headrace.protocol.frames import EchoLogprobs, Finished, FinishReason, TokenLogprobs, Tokens
+
+
+class Pieces(Protocol):
+    """What ids stand for: the tokenizer's view from here."""
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Gives the bytes of one token."""
+        ...
+
+
+class TextStream(Protocol):
+    """An incremental detokeniser."""
+
+    def push(self, ids: Sequence[int]) -> str:
+        """Adds tokens; gives the text that is now certain."""
+        ...
+
+    def flush(self) -> str:
+        """Gives what was held back."""
+        ...
+
+
+class Stops(Protocol):
+    """A matcher of stop strings."""
+
+    def push(self, text: str) -> tuple[str, bool]:
+        """Adds text; gives what may be said, and whether a stop string was found."""
+        ...
+
+    def flush(self) -> str:
+        """Gives what was held back as a possible stop string."""
+        ...
+
+
+class Echo:
+    """The prompt of an echoing completion.
+
+    Args:
+        text: what the client sent (or what its ids decode to).
+        ids: its tokens.
+        offsets: where each token's text starts in ``text``.
+        is_alone: max_tokens was 0, so the prompt is all that is wanted.
+    """
+
+    def __init__(self, text: str, ids: list[int], offsets: list[int], *, has_logprobs: bool, is_alone: bool) -> None:
+        self.text = text
+        self.ids = ids
+        self.offsets = offsets
+        self.is_alone = is_alone
+        self.has_logprobs = has_logprobs
+        self.scores: dict[int, TokenLogprobs] = {}
+
+
+class Generation:
+    """State of one sequence.
+
+    Args:
+        index: the choice's index in the answer.
+        pieces: for log-probabilities, None where none were asked for.
+        echo: None, or the prompt that comes first.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        text: TextStream,
+        stops: Stops | None,
+        pieces: Pieces | None = None,
+        echo: Echo | None = None,
+    ) -> None:
+        self.index = index
+        self.is_done = False
+        self.finish_reason: str | None = None
+        self.output_tokens = 0
+        self._text = text
+        self._stops = stops
+        self._pieces = pieces
+        self._echo = echo
+        self._base = len(echo.text) if echo is not None else 0
+        self._num_decoded = 0  # characters that the detokeniser has given
+        self._num_said = 0  # characters that pieces have carried
+        self._held: list[TokenEntry] = []
+
+    def on_tokens(self, event: Tokens) -> list[Piece]:
+        """Takes new tokens; sets ``is_done`` when a stop string was found."""
+        pieces = self._say_echo()
+        if self.is_done:
+            return pieces
+        if self._stops is None and self._pieces is None:
+            self.output_tokens += len(event.ids)
+            text = self._text.push(event.ids)
+            if text:
+                pieces.append(Piece(self.index, text))
+            return pieces
+        said: list[str] = []
+        for position, token in enumerate(event.ids):
+            self.output_tokens += 1
+            text = self._text.push((token,))
+            if self._pieces is not None:
+                scores = event.logprobs[position] if position < len(event.logprobs) else None
+                self._hold(token, scores, text)
+            self._num_decoded += len(text)
+            if self._stops is None:
+                said.append(text)
+                continue
+            text, is_stopped = self._stops.push(text)
+            said.append(text)
+            if is_stopped:
+                self._end("stop")
+                break
+        piece = self._piece("".join(said))
+        return [*pieces, piece] if piece is not None else pieces
+
+    def on_echo(self, event: EchoLogprobs) -> None:
+        """Takes log-probabilities of prompt positions."""
+        if self._echo is not None:
+            for offset, scores in enumerate(event.logprobs):
+                self._echo.scores[event.start + offset] = scores
+
+    def on_finished(self, event: Finished) -> list[Piece]:
+        """Takes the worker's end of this sequence.
+
+        Raises:
+            EngineError: the worker ended it though nobody asked.
+        """
+        pieces = self._say_echo()
+        if self.is_done:
+            return pieces
+        if event.reason is FinishReason.ABORTED:
+            raise EngineError("the engine gave this request up", code="aborted")
+        self.output_tokens = max(self.output_tokens, event.output_tokens)
+        text = self._text.flush()
+        self._num_decoded += len(text)
+        reason = "stop" if event.reason is FinishReason.STOP else "length"
+        if self._stops is not None:
+            text, is_stopped = self._stops.push(text)
+            if is_stopped:
+                reason = "stop"
+            else:
+                text += self._stops.flush()
+        self._end(reason)
+        piece = self._piece(text)
+        assert piece is not None, "an ended generation always has a last piece"
+        return [*pieces, piece]
+
+    def _end(self, reason: str) -> None:
+        self.is_done = True
+        self.finish_reason = reason
+
+    def _piece(self, text: str) -> Piece | None:
+        self._num_said += len(text)
+        entries: list[TokenEntry] | None = None
+        if self._pieces is not None:
+            entries = self._release()
+        if text or entries or self.is_done:
+            return Piece(self.index, text, entries or None, self.finish_reason)
+        return None
+
+    def _hold(self, token: int, scores: TokenLogprobs | None, text: str) -> None:
+        start = self._base + self._num_decoded
+        self._held.append(self._entry(token, scores, start, start + len(text)))
+
+    def _release(self) -> list[TokenEntry]:
+        """Gives the held entries whose text has been said; at the end all but those past a stop string's start."""
+        said = self._base + self._num_said
+        if self.is_done:
+            ready = [entry for entry in self._held if entry.end <= said or entry.offset < said]
+            self._held.clear()
+            return ready
+        count = 0
+        for entry in self._held:
+            if entry.end > said:
+                break
+            count += 1
+        ready = self._held[:count]
+        del self._held[:count]
+        return ready
+
+    def _entry(self, token: int, scores: TokenLogprobs | None, start: int, end: int) -> TokenEntry:
+        raw = self._bytes(token)
+        top: list[TopToken] = []
+        logprob: float | None = None
+        if scores is not None:
+            logprob = finite(scores.logprob)
+            for other, score in zip(scores.top_ids, scores.top_logprobs, strict=False):
+                other_raw = self._bytes(other)
+                top.append(TopToken(_shown(other_raw), finite(score), list(other_raw)))
+        return TokenEntry(_shown(raw), logprob, list(raw), top, start, end)
+
+    def _bytes(self, token: int) -> bytes:
+        assert self._pieces is not None
+        try:
+            return self._pieces.token_bytes(token)
+        except (IndexError, KeyError, ValueError, OverflowError):
+            return b""  # an id outside the vocabulary is the engine's fault, and no reason to lose the answer
+
+    def _say_echo(self) -> list[Piece]:
+        """Gives the prompt as the first piece, once."""
+        echo = self._echo
+        if echo is None:
+            return []
+        self._echo = None
+        entries: list[TokenEntry] | None = None
+        if echo.has_logprobs:
+            ends = [*echo.offsets[1:], len(echo.text)]
+            entries = [
+                self._entry(token, echo.scores.get(position), start, end)
+                for position, (token, start, end) in enumerate(zip(echo.ids, echo.offsets, ends, strict=True))
+            ]
+        if echo.is_alone:
+            self._end("length")
+        return [Piece(self.index, echo.text, entries, self.finish_reason)]
+
+
+def _shown(raw: bytes) -> str:
+    """Gives a token's bytes as text; where they are no whole characters, in OpenAI's ``bytes:\\x…`` form."""
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)

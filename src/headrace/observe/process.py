@@ -1,0 +1,55 @@
+"""Readings of the process that we are in, and of the worker's heartbeat, as gauges and counters."""
+
+from __future__ import annotations
+
+import psutil
+
+from headrace.base.recorder import Recorder
+from headrace.protocol.frames import Status
+
+
+class WorkerMeter:
+    """Turns heartbeats into metrics; a restarted worker's counters start again, ours do not go back."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._last: Status | None = None
+
+    def note(self, status: Status | None, *, is_ready: bool) -> None:
+        """Takes the present heartbeat, None while there is no link."""
+        recorder = self._recorder
+        recorder.gauge("headrace_worker_ready", float(is_ready))
+        if status is None:
+            self._last = None
+            recorder.gauge("headrace_requests_running", 0)
+            recorder.gauge("headrace_requests_waiting", 0)
+            return
+        used = status.total_blocks - status.free_blocks - status.evictable_blocks
+        recorder.gauge("headrace_requests_running", status.num_running)
+        recorder.gauge("headrace_requests_waiting", status.num_waiting)
+        recorder.gauge("headrace_kv_blocks", status.free_blocks, state="free")
+        recorder.gauge("headrace_kv_blocks", status.evictable_blocks, state="evictable")
+        recorder.gauge("headrace_kv_blocks", used, state="used")
+        recorder.gauge("headrace_kv_usage_ratio", used / status.total_blocks if status.total_blocks else 0.0)
+        recorder.gauge("headrace_model_load_ratio", status.progress_ratio)
+        last = self._last
+        for name, now, before in (
+            ("headrace_engine_steps_total", status.num_steps, last.num_steps if last else 0),
+            ("headrace_preemptions_total", status.num_preemptions, last.num_preemptions if last else 0),
+            (
+                "headrace_prefix_cache_queries_total",
+                status.prefix_queries_tokens,
+                last.prefix_queries_tokens if last else 0,
+            ),
+            ("headrace_prefix_cache_hits_total", status.prefix_hits_tokens, last.prefix_hits_tokens if last else 0),
+        ):
+            recorder.count(name, now - before if now >= before else now)
+        self._last = status
+
+
+def note_process(recorder: Recorder) -> None:
+    """Reads this process's memory and open descriptors. Cost: about 50 µs."""
+    process = psutil.Process()
+    recorder.gauge("headrace_process_resident_bytes", process.memory_info().rss)
+    recorder.gauge("headrace_process_open_fds", process.num_fds())
+    recorder.gauge("headrace_process_start_seconds", process.create_time())

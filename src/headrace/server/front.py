@@ -1,0 +1,248 @@
+"""A front: one process that serves HTTP for one model's worker. ``python -m headrace.server.front --launch-fd N``.
+
+What lives here: putting the parts of a front together, its background tasks, and its end. A supervisor starts it with
+open sockets; SIGTERM drains it; when the supervisor dies it dies too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import dataclasses
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import uvloop
+
+from headrace.base.clock import Clock, SystemClock
+from headrace.base.errors import HeadraceError
+from headrace.base.log import get_log, setup_log
+from headrace.base.process import die_with_parent, read_inherited
+from headrace.base.recorder import Recorder
+from headrace.gateway.deadlines import Deadlines
+from headrace.gateway.ledger import Ledger
+from headrace.gateway.pipeline import Limits, Pipeline
+from headrace.gateway.render import Renderer, TextKit
+from headrace.observe.process import WorkerMeter
+from headrace.protocol.launch import FrontLaunch
+from headrace.replica.local import LocalReplica
+from headrace.replica.port import Readiness
+from headrace.server.app import FrontState, admin_app, public_app
+from headrace.server.connection import ConnectionLimits
+from headrace.server.generate import StreamSettings
+from headrace.server.listener import Listener
+
+# Exit codes, as in DESIGN §6 and reliability.md 3.6.
+EXIT_GOOD: Final = 0
+EXIT_BAD_START: Final = 2
+EXIT_CUT: Final = 75
+
+_RENDER_THREADS: Final = 2
+_SWEEP_S: Final = 1.0
+_LAG_PROBE_S: Final = 0.1
+# After the drain's end, answers that were just failed get this long to reach their clients.
+_LAST_BYTES_S: Final = 2.0
+
+_log = get_log(__name__)
+
+
+class Front:
+    """The parts of a front, and its life.
+
+    Args:
+        launch: limits, names and paths; its descriptors are not read here.
+        kit: tokenizer and chat template of the model.
+        sockets: public listening sockets.
+        admin_socket: listener for metrics and health, or None.
+    """
+
+    def __init__(
+        self,
+        launch: FrontLaunch,
+        kit: TextKit,
+        sockets: list[socket.socket],
+        admin_socket: socket.socket | None = None,
+        *,
+        clock: Clock | None = None,
+    ) -> None:
+        self._launch = launch
+        self.clock = clock or SystemClock()
+        self.recorder = Recorder()
+        self.deadlines = Deadlines(self.clock)
+        self._executor = ThreadPoolExecutor(_RENDER_THREADS, thread_name_prefix="render")
+        self.replica = LocalReplica(
+            launch.worker_socket_path,
+            clock=self.clock,
+            on_lost=lambda: self.recorder.count("headrace_worker_lost_total"),
+        )
+        self.pipeline = Pipeline(
+            replica=self.replica,
+            kit=kit,
+            renderer=Renderer(kit, self._executor),
+            deadlines=self.deadlines,
+            ledger=Ledger(self.recorder, self.clock),
+            clock=self.clock,
+            limits=Limits(
+                max_concurrent_requests=launch.max_concurrent_requests,
+                max_queued_requests=launch.max_queued_requests,
+                default_completion_tokens=launch.default_completion_tokens,
+                default_chat_tokens=launch.default_chat_tokens,
+                queue_timeout_s=launch.queue_timeout_s,
+                first_token_timeout_s=launch.first_token_timeout_s,
+                request_timeout_s=launch.request_timeout_s,
+                max_context_tokens=launch.max_context_tokens,
+            ),
+            served_names=launch.served_names,
+        )
+        connections = ConnectionLimits(self.clock, stalled_reader_timeout_s=launch.stalled_reader_timeout_s)
+        state = FrontState(
+            pipeline=self.pipeline,
+            recorder=self.recorder,
+            meter=WorkerMeter(self.recorder),
+            settings=StreamSettings(
+                max_body_bytes=launch.max_body_bytes,
+                header_hold_s=launch.header_hold_s,
+                ping_interval_s=launch.ping_interval_s,
+            ),
+            executor=self._executor,
+            started_at_s=int(self.clock.wall_s()),
+            num_connections=lambda: len(connections.open_connections),
+            is_loopback=launch.is_loopback,
+        )
+        self.listener = Listener(public_app(state), sockets, connections)
+        self.admin: Listener | None = None
+        if admin_socket is not None:
+            admin_state = dataclasses.replace(state, is_loopback=True)
+            self.admin = Listener(admin_app(admin_state), [admin_socket], ConnectionLimits(self.clock))
+        self._tasks: list[asyncio.Task[None]] = []
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Serves while the context is open; leaving it drops what is left."""
+        self._spawn(self.replica.run())
+        self._spawn(self.deadlines.run())
+        self._spawn(self._sweep())
+        self._spawn(self._probe_lag())
+        await self.listener.start()
+        if self.admin is not None:
+            await self.admin.start()
+        _log.info("front_started", index=self._launch.index, pid=os.getpid(), model=self._launch.served_names[0])
+        try:
+            yield
+        finally:
+            for listener in self._listeners():
+                listener.stop_accepting()
+                listener.cut_all()
+                await listener.wait_ended()
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+            self._executor.shutdown(wait=False, cancel_futures=True)
+            _log.info("front_stopped", index=self._launch.index)
+
+    async def drain(self, hurry: asyncio.Event) -> bool:
+        """Finishes what runs within the drain's limits, and refuses what is new.
+
+        Args:
+            hurry: set when the rest shall be ended at once.
+        Returns:
+            Whether anything had to be cut.
+        """
+        _log.info("drain_started", open_requests=self.pipeline.num_open)
+        launch = self._launch
+        # Readiness turns first, and new connections are still answered (503) while routers notice.
+        self.pipeline.drain()
+        self.listener.stop_accepting()
+        started_at_s = self.clock.now_s()
+        num_cut = 0
+        has_ended_whole = False
+        while self.pipeline.num_open:
+            passed_s = self.clock.now_s() - started_at_s
+            if not has_ended_whole and (passed_s >= launch.drain_s or hurry.is_set()):
+                has_ended_whole = True
+                num_cut += self.pipeline.end_all(is_stream=False)
+            if passed_s >= launch.stream_drain_s or hurry.is_set():
+                num_cut += self.pipeline.end_all(is_stream=True)
+                break
+            await asyncio.sleep(0.05)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LAST_BYTES_S):
+                await self.listener.wait_ended()
+        _log.info("drain_ended", cut_requests=num_cut)
+        return num_cut > 0
+
+    def _listeners(self) -> list[Listener]:
+        return [self.listener] if self.admin is None else [self.listener, self.admin]
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        self._tasks.append(asyncio.get_running_loop().create_task(work))
+
+    async def _sweep(self) -> None:
+        """Cuts stalled readers, and says once when the worker stops answering."""
+        was_stalled = False
+        while True:
+            await asyncio.sleep(_SWEEP_S)
+            for listener in self._listeners():
+                listener.cut_stalled()
+            is_stalled = self.replica.readiness is Readiness.STALLED
+            if is_stalled and not was_stalled:
+                _log.warning("worker_not_ready", running_requests=self.replica.num_running)
+            was_stalled = is_stalled
+
+    async def _probe_lag(self) -> None:
+        """Measures how late this loop's timers are."""
+        loop = asyncio.get_running_loop()
+        while True:
+            due_at_s = loop.time() + _LAG_PROBE_S
+            await asyncio.sleep(_LAG_PROBE_S)
+            self.recorder.observe("headrace_event_loop_lag_seconds", max(loop.time() - due_at_s, 0.0))
+
+
+async def serve(launch: FrontLaunch, kit: TextKit) -> int:
+    """Runs a front until SIGTERM or SIGINT and its drain. Returns the exit code."""
+    sockets = [socket.socket(fileno=fd) for fd in launch.listen_fds]
+    admin = None if launch.admin_fd is None else socket.socket(fileno=launch.admin_fd)
+    front = Front(launch, kit, sockets, admin)
+    told = asyncio.Event()
+    hurry = asyncio.Event()
+
+    def on_signal() -> None:
+        if told.is_set():
+            hurry.set()
+        told.set()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal)
+    async with front.running():
+        await told.wait()
+        was_cut = await front.drain(hurry)
+    return EXIT_CUT if was_cut else EXIT_GOOD
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs a front as a process."""
+    parser = argparse.ArgumentParser(prog="headrace.server.front")
+    parser.add_argument("--launch-fd", type=int, required=True)
+    options = parser.parse_args(arguments)
+    die_with_parent()
+    launch = msgspec.json.decode(read_inherited(options.launch_fd), type=FrontLaunch)
+    setup_log(launch.log_level)
+    try:
+        kit = load_kit(Path(launch.model_path))
+    except HeadraceError as error:
+        sys.stderr.write(f"headrace front: {error.message}\n")
+        return EXIT_BAD_START
+    return uvloop.run(serve(launch, kit))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

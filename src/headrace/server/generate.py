@@ -1,0 +1,275 @@
+"""The generating endpoints, chat and text completions: body in, one answer or a stream of chunks out.
+
+Raw ASGI, because a write per token goes through here. What a stream promises:
+headers are held until the first token, at most ``header_hold_s``, so that early failures keep their status; from then
+on a comment every ``ping_interval_s``; a failure after the first byte is one error frame and the end, without [DONE].
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from headrace.base.errors import HeadraceError
+from headrace.base.ids import new_id
+from headrace.base.log import get_log
+from headrace.base.recorder import Recorder
+from headrace.gateway import ledger as outcomes
+from headrace.gateway.deadlines import Deadline
+from headrace.gateway.ledger import Record
+from headrace.gateway.pipeline import Pipeline, Run
+from headrace.protocol import sse
+from headrace.protocol.answers import AnswerWriter, Piece, TokenEntry
+from headrace.protocol.openai import GenerateRequest
+from headrace.server.connection import SLOW_CLIENT
+from headrace.server.exchange import CLIENT_CLOSED, ClientGoneError, Exchange
+
+# Bodies up to here are parsed on the event loop: about 0.2 ms.
+_INLINE_BYTES: Final = 16 * 2**10
+_MAX_LOGGED_FIELD_SETS: Final = 256
+
+_log = get_log(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamSettings:
+    """How streams behave, and how large a body may be."""
+
+    max_body_bytes: int = 4 * 2**20
+    header_hold_s: float = 10.0
+    ping_interval_s: float = 15.0
+
+
+class GenerateEndpoint:
+    """One generating endpoint.
+
+    Args:
+        name: for metrics and logs.
+        kind: shape of its answers.
+        parse: reads its body.
+        executor: where large bodies are parsed.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        kind: Literal["chat", "completion"],
+        parse: Callable[[bytes], GenerateRequest],
+        *,
+        pipeline: Pipeline,
+        recorder: Recorder,
+        settings: StreamSettings,
+        executor: Executor,
+    ) -> None:
+        self._name = name
+        self._kind: Literal["chat", "completion"] = kind
+        self._parse = parse
+        self._pipeline = pipeline
+        self._recorder = recorder
+        self._settings = settings
+        self._executor = executor
+        self._logged_fields: set[tuple[str, ...]] = set()
+
+    async def __call__(self, exchange: Exchange) -> None:
+        """Answers one request, and settles it exactly once."""
+        record = self._pipeline.ledger.open(exchange.request_id, self._name)
+        task = asyncio.current_task()
+        assert task is not None
+        exchange.on_gone(lambda: _cancel(task))
+        outcome = outcomes.OK
+        error: HeadraceError | None = None
+        try:
+            try:
+                await self._serve(exchange, record)
+            except HeadraceError as fault:
+                error = fault
+                outcome = fault.stable_code
+                await _tell(exchange, fault)
+        except ClientGoneError:
+            outcome = outcomes.CLIENT_GONE
+        except asyncio.CancelledError:
+            if not exchange.is_gone:
+                outcome = "cancelled"
+                raise
+            task.uncancel()
+            outcome = _why_gone(exchange)
+        except Exception as bug:  # noqa: BLE001  # the request handler's edge: a bug costs one request
+            outcome = "internal_error"
+            error = HeadraceError("the server failed this request; the fault is logged under its request id")
+            _log.error("endpoint_error", request_id=exchange.request_id, exc_info=bug)
+            await _tell(exchange, error)
+        finally:
+            exchange.on_gone(None)
+            if exchange.is_gone and outcome == outcomes.OK:
+                outcome = _why_gone(exchange)
+            status = CLIENT_CLOSED if exchange.is_gone else exchange.status or 500
+            self._pipeline.ledger.settle(record, status, outcome, error)
+
+    async def _serve(self, exchange: Exchange, record: Record) -> None:
+        body = await exchange.read_body(self._settings.max_body_bytes)
+        if len(body) <= _INLINE_BYTES:
+            request = self._parse(body)
+        else:
+            request = await asyncio.get_running_loop().run_in_executor(self._executor, self._parse, body)
+        del body
+        options = request.options
+        record.model = options.model
+        record.is_stream = options.is_stream
+        headers = self._note_ignored(options.ignored_fields)
+        run = self._pipeline.run(request, record)
+        try:
+            if options.is_stream:
+                await _Stream(exchange, run, self._writer(run), self._pipeline, self._settings, headers).send()
+            else:
+                await self._answer(exchange, run, headers)
+        finally:
+            run.close()
+
+    async def _answer(self, exchange: Exchange, run: Run, headers: list[tuple[bytes, bytes]]) -> None:
+        await run.open()
+        texts: list[list[str]] = [[] for _ in range(run.num_choices)]
+        entries: list[list[TokenEntry]] = [[] for _ in range(run.num_choices)]
+        reasons: list[str | None] = [None] * run.num_choices
+        while pieces := await run.take():
+            for piece in pieces:
+                texts[piece.index].append(piece.text)
+                if piece.entries:
+                    entries[piece.index] += piece.entries
+                reasons[piece.index] = piece.finish_reason or reasons[piece.index]
+        has_logprobs = run.request.options.num_logprobs is not None
+        whole = [
+            Piece(index, "".join(texts[index]), entries[index] if has_logprobs else None, reasons[index])
+            for index in range(run.num_choices)
+        ]
+        await exchange.answer(200, self._writer(run).whole(whole, run.usage), headers)
+
+    def _writer(self, run: Run) -> AnswerWriter:
+        identity = self._pipeline.replica.identity
+        options = run.request.options
+        return AnswerWriter(
+            self._kind,
+            new_id("chatcmpl" if self._kind == "chat" else "cmpl"),
+            int(self._pipeline.clock.wall_s()),
+            options.model,
+            "hr-" + (identity.model_digest[:16] if identity is not None else "none"),
+            has_usage=options.has_usage,
+        )
+
+    def _note_ignored(self, names: tuple[str, ...]) -> list[tuple[bytes, bytes]]:
+        """Counts unknown fields, logs each set of names once, and gives the header that lists them."""
+        if not names:
+            return []
+        self._recorder.count("headrace_ignored_fields_total", len(names), endpoint=self._name)
+        shown = [ascii(name)[1:-1][:64] for name in names[:32]]
+        if names not in self._logged_fields and len(self._logged_fields) < _MAX_LOGGED_FIELD_SETS:
+            self._logged_fields.add(names)
+            _log.info("request_fields_ignored", endpoint=self._name, fields=shown)
+        return [(b"x-headrace-ignored-fields", ",".join(name.replace(",", "") for name in shown).encode())]
+
+
+class _Stream:
+    """The sending side of one stream."""
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        run: Run,
+        writer: AnswerWriter,
+        pipeline: Pipeline,
+        settings: StreamSettings,
+        headers: list[tuple[bytes, bytes]],
+    ) -> None:
+        self._exchange = exchange
+        self._run = run
+        self._writer = writer
+        self._pipeline = pipeline
+        self._settings = settings
+        self._headers = headers
+        self._opened: set[int] = set()
+        self._timer: Deadline | None = None
+        self._beat: asyncio.Task[None] | None = None
+        connection = exchange.connection
+        if connection is not None:
+            run.on_overrun = lambda: connection.cut(SLOW_CLIENT)
+
+    async def send(self) -> None:
+        """Runs the request and sends its stream to the end."""
+        self._timer = self._pipeline.deadlines.after(self._settings.header_hold_s, self._on_timer)
+        try:
+            await self._run.open()
+            await self._send_pieces()
+        except HeadraceError:
+            self._timer.cancel()
+            if self._beat is not None:
+                await self._beat
+            raise
+        finally:
+            self._timer.cancel()
+            if self._beat is not None:
+                self._beat.cancel()
+
+    async def _send_pieces(self) -> None:
+        run = self._run
+        exchange = self._exchange
+        is_plain = not run.request.options.has_continuous_usage
+        while pieces := await run.take():
+            parts: list[bytes] = []
+            for piece in pieces:
+                if piece.index not in self._opened:
+                    self._opened.add(piece.index)
+                    role = self._writer.role(piece.index)
+                    if role:
+                        parts.append(sse.data(role))
+                parts += map(sse.data, self._writer.chunks(piece, None if is_plain else run.usage))
+            if self._beat is not None and not self._beat.done():
+                await self._beat
+            if not exchange.has_begun:
+                await exchange.begin_stream(self._headers)
+                self._restart_timer()
+            if run.is_finished:
+                if run.request.options.has_usage:
+                    parts.append(sse.data(self._writer.usage(run.usage)))
+                parts.append(sse.DONE)
+                await exchange.end_stream(b"".join(parts))
+                return
+            await exchange.write(b"".join(parts))
+
+    def _restart_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._pipeline.deadlines.after(self._settings.ping_interval_s, self._on_timer)
+
+    def _on_timer(self) -> None:
+        """Sends the head if it was held until now, and a comment; none while an earlier one is not yet out."""
+        if self._beat is None or self._beat.done():
+            self._beat = asyncio.get_running_loop().create_task(self._send_beat())
+        self._restart_timer()
+
+    async def _send_beat(self) -> None:
+        if self._exchange.is_complete:
+            return
+        if not self._exchange.has_begun:
+            await self._exchange.begin_stream(self._headers)
+        await self._exchange.write(sse.PING)
+
+
+async def _tell(exchange: Exchange, error: HeadraceError) -> None:
+    """Says an error in the form that the answer's state still allows."""
+    if exchange.is_gone or exchange.is_complete:
+        return
+    if exchange.has_begun:
+        await exchange.fail_stream(error)
+    else:
+        await exchange.answer_error(error)
+
+
+def _cancel(task: asyncio.Task[None]) -> None:
+    task.cancel()
+
+
+def _why_gone(exchange: Exchange) -> str:
+    connection = exchange.connection
+    return (connection.cut_reason if connection is not None else None) or outcomes.CLIENT_GONE

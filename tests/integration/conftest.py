@@ -1,0 +1,171 @@
+"""A whole front in this process: real sockets, the mock worker, and a vocabulary of bytes."""
+
+from __future__ import annotations
+
+import codecs
+import json
+import socket
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from headrace.protocol.launch import FrontLaunch
+from headrace.replica.port import Readiness
+from headrace.server.front import Front
+from headrace.testing.mock_worker import MockWorker, Script
+
+MODEL = "tests/bytes"
+
+
+class ByteTokenizer:
+    """Every byte is a token; ids from 256 have no text."""
+
+    def encode(self, text: str, *, add_special: bool) -> list[int]:
+        return list(text.encode())
+
+    def token_bytes(self, index: int) -> bytes:
+        return bytes([index]) if index < 256 else b""
+
+
+class ByteText:
+    """Incremental UTF-8."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, ids: Sequence[int]) -> str:
+        return self._decoder.decode(bytes(token for token in ids if token < 256))
+
+    def flush(self) -> str:
+        return self._decoder.decode(b"", final=True)
+
+
+class PlainTemplate:
+    """role: content, a line each."""
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, object]],
+        tools: Sequence[Mapping[str, object]] | None = None,
+        add_generation_prompt: bool = True,
+        **values: object,
+    ) -> str:
+        lines = [f"{message['role']}: {message['content']}" for message in messages]
+        return "\n".join([*lines, *(["assistant:"] if add_generation_prompt else [])])
+
+
+class NaiveStops:
+    """Stop strings the slow and obvious way."""
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = stops
+        self._held = ""
+
+    def push(self, text: str) -> tuple[str, bool]:
+        self._held += text
+        found = [index for stop in self._stops if (index := self._held.find(stop)) >= 0]
+        if found:
+            return self._held[: min(found)], True
+        keep = max(
+            (size for stop in self._stops for size in range(1, len(stop)) if self._held.endswith(stop[:size])),
+            default=0,
+        )
+        said = self._held[: len(self._held) - keep]
+        self._held = self._held[len(said) :]
+        return said, False
+
+    def flush(self) -> str:
+        said, self._held = self._held, ""
+        return said
+
+
+class ByteKit:
+    """The text kit of the byte vocabulary."""
+
+    tokenizer = ByteTokenizer()
+    template = PlainTemplate()
+
+    def text_stream(self) -> ByteText:
+        return ByteText()
+
+    def stops(self, stops: Sequence[str]) -> NaiveStops:
+        return NaiveStops(stops)
+
+
+class House:
+    """A running front with its worker, and a client."""
+
+    def __init__(self, front: Front, worker: MockWorker, port: int, socket_path: Path, client: aiohttp.ClientSession):
+        self.front = front
+        self.worker = worker
+        self.port = port
+        self.socket_path = socket_path
+        self.client = client
+
+    def url(self, path: str) -> str:
+        return f"http://127.0.0.1:{self.port}{path}"
+
+    async def post(self, path: str, body: object, **headers: str) -> tuple[int, Any, Mapping[str, str]]:
+        """Posts JSON; gives status, decoded body and headers."""
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        all_headers = {"content-type": "application/json", **headers}
+        async with self.client.post(self.url(path), data=data, headers=all_headers) as response:
+            raw = await response.read()
+            return response.status, json.loads(raw) if raw else None, response.headers
+
+    async def get(self, path: str, **headers: str) -> tuple[int, str, Mapping[str, str]]:
+        async with self.client.get(self.url(path), headers=headers) as response:
+            return response.status, await response.text(), response.headers
+
+    async def stream(self, path: str, body: dict[str, object]) -> list[str]:
+        """Posts with ``stream: true``; gives the payloads of all frames, comments as they are."""
+        async with self.client.post(self.url(path), json={**body, "stream": True}) as response:
+            assert response.status == 200, await response.text()
+            text = (await response.read()).decode()
+        frames = [frame for frame in text.split("\n\n") if frame]
+        return [frame.removeprefix("data: ") for frame in frames]
+
+    async def restart_worker(self, script: Script | None = None) -> None:
+        """Starts another worker on the same path, as a supervisor does."""
+        await self.worker.stop()
+        self.socket_path.unlink(missing_ok=True)
+        self.worker = MockWorker(script)
+        await self.worker.start(self.socket_path)
+
+
+MakeHouse = Callable[..., Any]
+
+
+@pytest.fixture
+async def make_house(tmp_path: Path) -> AsyncIterator[MakeHouse]:
+    """Gives a function that starts a front over a mock worker: ``await make_house(script, limit=value, …)``."""
+    async with AsyncExitStack() as stack:
+
+        async def make(script: Script | None = None, *, is_ready: bool = True, **limits: Any) -> House:
+            socket_path = tmp_path / "worker.sock"
+            worker = MockWorker(script)
+            await worker.start(socket_path)
+            listener = socket.create_server(("127.0.0.1", 0))
+            launch = FrontLaunch(
+                model_path="",
+                served_names=[MODEL, "bytes"],
+                listen_fds=[],
+                worker_socket_path=str(socket_path),
+                **limits,
+            )
+            front = Front(launch, ByteKit(), [listener])
+            port = listener.getsockname()[1]
+            await stack.enter_async_context(front.running())
+            client = await stack.enter_async_context(aiohttp.ClientSession())
+            house = House(front, worker, port, socket_path, client)
+            stack.push_async_callback(lambda: house.worker.stop())
+            if is_ready:
+                await front.replica.wait_ready()
+                assert front.replica.readiness is Readiness.READY
+            return house
+
+        yield make
