@@ -1,0 +1,59 @@
+"""Which files of a repository or wheel make up a model: weights in a format that cannot run code, and small texts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from headrace.base.errors import ModelUnsupportedError
+
+_TEXT_SUFFIXES = (".json", ".jinja", ".txt")
+_SHARD = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
+_INDEX = "model.safetensors.index.json"
+_PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".h5", ".msgpack", ".onnx")
+
+
+def choose_files(names: Iterable[str], source: str, wanted: str | None = None) -> list[str]:
+    """Returns the names to fetch: the weights, and every .json, .jinja and .txt beside them.
+
+    Args:
+        names: plain names of one folder.
+        wanted: one weight file by name, where there are several models.
+
+    Raises:
+        ModelUnsupportedError: no weights, pickle weights only, or several models and no choice.
+    """
+    present = sorted(names)
+    texts = [name for name in present if name.endswith(_TEXT_SUFFIXES)]
+    return texts + _weights(present, source, wanted)
+
+
+def _weights(present: list[str], source: str, wanted: str | None) -> list[str]:
+    stored = [name for name in present if name.endswith((".safetensors", ".gguf"))]
+    if wanted is not None:
+        if wanted not in stored:
+            raise ModelUnsupportedError(f"{source}: has no weight file {wanted!r}; it has {_some(stored)}")
+        return [wanted]
+    if _INDEX in present:
+        shards = [name for name in stored if _SHARD.fullmatch(name)]
+        if shards:
+            return shards
+    if "model.safetensors" in stored:
+        return ["model.safetensors"]
+    for suffix in (".safetensors", ".gguf"):
+        found = [name for name in stored if name.endswith(suffix)]
+        if len(found) == 1:
+            return found
+        if found:
+            raise ModelUnsupportedError(f"{source}: has several models; add :FILE to choose one of {_some(found)}")
+    pickles = [name for name in present if name.endswith(_PICKLE_SUFFIXES)]
+    if pickles:
+        raise ModelUnsupportedError(
+            f"{source}: has weights only as {_some(pickles)}; pickle files can run code and are never fetched: "
+            "choose a repository with safetensors or GGUF files, or convert it"
+        )
+    raise ModelUnsupportedError(f"{source}: has no .safetensors or .gguf file")
+
+
+def _some(names: list[str]) -> str:
+    return (", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")) or "none"
