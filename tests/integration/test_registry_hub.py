@@ -58,7 +58,7 @@ class StubHub:
 class Handler(http.server.BaseHTTPRequestHandler):
     hub: StubHub
 
-    def log_message(self, format: str, *args: object) -> None:
+    def log_message(self, *args: object) -> None:
         """Says nothing."""
 
     def do_GET(self) -> None:
@@ -291,10 +291,11 @@ def test_the_token_does_not_follow_to_another_host(stub: StubHub, other_host: St
     assert all(token is None for _, _, token in other_host.requests)
 
 
-def test_a_redirect_to_a_local_file_is_not_followed(stub: StubHub, tmp_path: Path) -> None:
-    stub.redirect_to = "file://"
+@pytest.mark.parametrize(("target", "words"), [("file://", "HTTP 302"), ("ftp://127.0.0.1:9", "redirects to ftp")])
+def test_a_redirect_away_from_http_is_not_followed(stub: StubHub, tmp_path: Path, target: str, words: str) -> None:
+    stub.redirect_to = target
 
-    with pytest.raises(SourceError, match="file://"):
+    with pytest.raises(SourceError, match=words):
         fetch(stub, tmp_path / "m")
 
 

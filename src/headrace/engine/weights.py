@@ -31,9 +31,7 @@ ALIGNMENT_BYTES = 64
 class Pack(Protocol):
     """``kernels.vm.pack``: stored rows → a packed layout. ``raw`` is f32 or uint16 [n, k], or uint8 [n, row bytes]."""
 
-    def __call__(
-        self, layout: Layout, source: str, raw: NDArray[np.generic], n: int, k: int, threads: int = 1
-    ) -> NDArray[np.uint8]:
+    def __call__(self, layout: Layout, source: str, raw: NDArray[np.generic], n: int, k: int, /) -> NDArray[np.uint8]:
         """Returns the packed bytes."""
 
 

@@ -145,7 +145,7 @@ class Hub:
             done = have if mode == "ab" else 0
             progress(done)
             with partial.open(mode) as out:
-                while chunk := response.read(_CHUNK_BYTES):
+                while chunk := response.read1(_CHUNK_BYTES):
                     done += len(chunk)
                     if done > size_bytes:
                         raise SourceError(f"{what}: the server sends more than the {size_bytes} bytes that it lists")
