@@ -147,7 +147,7 @@ def seal(program: Program) -> Program:
     )
     hasher = hashlib.sha256()
     for item in instructions:
-        hasher.update(f"{item.opcode.name} {item.phase} {sorted(item.values.items())}\n".encode())
+        hasher.update(f"{int(item.opcode)} {item.phase} {sorted(item.values.items())}\n".encode())
     for weight in program.weights:
         hasher.update(f"{weight}\n".encode())
     for buffer in program.buffers:
