@@ -124,4 +124,5 @@ EVENTS: Final[dict[str, str]] = {
     # Models and configuration
     "config_warning": "a setting was adjusted or ignored; says which and why",
     "model_pulled": "a model was fetched into the cache",
+    "history_failed": "the run could not be written to the database; serving goes on",
 }

@@ -32,92 +32,104 @@ class InferenceEngine(Section):
     """Which model to run, and how."""
 
     model_path: Text | None = Field(
-        None, description="Model to serve: folder, file, `hf:org/name[@rev]`, `pypi:name==version` or `demo` (default)."
+        default=None,
+        description="Model to serve: folder, file, `hf:org/name[@rev]`, `pypi:name==version` or `demo` (default).",
     )
     architecture: Architecture | None = Field(
-        None, description="What the model must be; checked against the model's own files."
+        default=None, description="What the model must be; checked against the model's own files."
     )
-    engine: Literal["native", "vllm"] = Field("native", description="What runs the model.")
-    served_name: Text | None = Field(None, description="Name that requests use; default: made from the model's.")
+    engine: Literal["native", "vllm"] = Field(default="native", description="What runs the model.")
+    served_name: Text | None = Field(
+        default=None, description="Name that requests use; default: made from the model's."
+    )
     tensor_parallel_size: Annotated[int, Field(ge=1, le=1024)] = Field(
-        1, description="Shards of the model. Native: groups among the threads, so at most `threads`."
+        default=1, description="Shards of the model. Native: groups among the threads, so at most `threads`."
     )
     threads: Annotated[int, Field(ge=1, le=1024)] | None = Field(
-        None, description="Native threads; default: the cores that this process may use."
+        default=None, description="Native threads; default: the cores that this process may use."
     )
     isa: Literal["scalar", "avx2", "avx512"] | None = Field(
-        None, description="Instruction set of the kernels; default: the best that this CPU has."
+        default=None, description="Instruction set of the kernels; default: the best that this CPU has."
     )
-    quantization: Quantization = Field("none", description="Quantisation of the weights when loading.")
+    quantization: Quantization = Field(default="none", description="Quantisation of the weights when loading.")
     kv_cache_ratio: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = Field(
-        0.9, description="Share of the memory left after weights and scratch that KV pages may take."
+        default=0.9, description="Share of the memory left after weights and scratch that KV pages may take."
     )
     max_batch_size: Annotated[int, Field(ge=1, le=4096)] | None = Field(
-        None, description="Sequences in one step (default 32); with `kernel_config.batch_size` the smaller."
+        default=None, description="Sequences in one step (default 32); with `kernel_config.batch_size` the smaller."
     )
     max_step_tokens: Annotated[int, Field(ge=32, le=65_536)] = Field(
-        512, description="Rows of one step: decoding sequences plus prompt tokens of a chunk."
+        default=512, description="Rows of one step: decoding sequences plus prompt tokens of a chunk."
     )
-    prefix_cache: bool = Field(True, description="Keep finished KV pages for later requests with the same beginning.")
+    prefix_cache: bool = Field(
+        default=True, description="Keep finished KV pages for later requests with the same beginning."
+    )
 
 
 class KernelConfig(Section):
     """Shapes and number formats of the native engine."""
 
     max_sequence_length: Tokens | None = Field(
-        None, description="Prompt plus output tokens of a request; default: the model's context."
+        default=None, description="Prompt plus output tokens of a request; default: the model's context."
     )
     batch_size: Annotated[int, Field(ge=1, le=4096)] | None = Field(
-        None, description="Sequences in one step; with `inference_engine.max_batch_size` the smaller."
+        default=None, description="Sequences in one step; with `inference_engine.max_batch_size` the smaller."
     )
-    dtype: Dtype = Field("bf16", description="Format of the operands; `fp32` is the exact path.")
+    dtype: Dtype = Field(default="bf16", description="Format of the operands; `fp32` is the exact path.")
     attention_window: Tokens | None = Field(
-        None, description="Sliding window in tokens; ignored with a warning on a model trained with full attention."
+        default=None,
+        description="Sliding window in tokens; ignored with a warning on a model trained with full attention.",
     )
     attention_window_override: bool = Field(
-        False, description="Use `attention_window` on a full-attention model too; this changes its answers."
+        default=False, description="Use `attention_window` on a full-attention model too; this changes its answers."
     )
     kv_cache_size: Tokens | None = Field(
-        None, description="KV tokens of all sequences together; with `kv_cache_ratio` the smaller pool."
+        default=None, description="KV tokens of all sequences together; with `kv_cache_ratio` the smaller pool."
     )
 
 
 class Server(Section):
     """Listeners, admission and time-outs of the front."""
 
-    host: Text = Field("127.0.0.1", description="Address of the public API.")
-    port: Port = Field(8000, description="Port of the public API; 0 picks a free one.")
-    admin_host: Text = Field("127.0.0.1", description="Address of the metrics and admin listener; loopback only.")
-    admin_port: Port = Field(8001, description="Port of the metrics and admin listener; 0 picks a free one.")
+    host: Text = Field(default="127.0.0.1", description="Address of the public API.")
+    port: Port = Field(default=8000, description="Port of the public API; 0 picks a free one.")
+    admin_host: Text = Field(
+        default="127.0.0.1", description="Address of the metrics and admin listener; loopback only."
+    )
+    admin_port: Port = Field(default=8001, description="Port of the metrics and admin listener; 0 picks a free one.")
     accept_open_access: bool = Field(
-        False, description="Serve without keys on an address that other machines reach. Say so only if you mean it."
+        default=False,
+        description="Serve without keys on an address that other machines reach. Say so only if you mean it.",
     )
-    fronts: Annotated[int, Field(ge=1, le=64)] = Field(1, description="Front processes.")
-    max_concurrent_requests: Count = Field(512, description="Requests that a front runs at once.")
+    fronts: Annotated[int, Field(ge=1, le=64)] = Field(default=1, description="Front processes.")
+    max_concurrent_requests: Count = Field(default=512, description="Requests that a front runs at once.")
     max_queued_requests: Annotated[int, Field(ge=0, le=1_000_000)] = Field(
-        512, description="Requests that wait in a front for their turn; more are answered 503."
+        default=512, description="Requests that wait in a front for their turn; more are answered 503."
     )
-    queue_timeout_s: Duration = Field(30.0, description="Longest wait before a request starts.")
+    queue_timeout_s: Duration = Field(default=30.0, description="Longest wait before a request starts.")
     first_token_timeout_s: Duration = Field(
-        30.0, description="Longest wait for the first token, on top of prompt length ÷ measured prefill rate."
+        default=30.0, description="Longest wait for the first token, on top of prompt length ÷ measured prefill rate."
     )
-    request_timeout_s: Duration = Field(600.0, description="Longest life of a request.")
+    request_timeout_s: Duration = Field(default=600.0, description="Longest life of a request.")
     header_hold_s: Duration = Field(
-        10.0, description="How long a stream's headers wait for the first token, so that early failures keep a status."
+        default=10.0,
+        description="How long a stream's headers wait for the first token, so that early failures keep a status.",
     )
-    ping_interval_s: Duration = Field(15.0, description="Between comment frames of a silent stream.")
-    stalled_reader_timeout_s: Duration = Field(60.0, description="How long a client may not read before it is cut.")
-    drain_s: Duration = Field(30.0, description="After SIGTERM: time for answers that are not streamed.")
-    stream_drain_s: Duration = Field(120.0, description="After SIGTERM: time for streams.")
+    ping_interval_s: Duration = Field(default=15.0, description="Between comment frames of a silent stream.")
+    stalled_reader_timeout_s: Duration = Field(
+        default=60.0, description="How long a client may not read before it is cut."
+    )
+    drain_s: Duration = Field(default=30.0, description="After SIGTERM: time for answers that are not streamed.")
+    stream_drain_s: Duration = Field(default=120.0, description="After SIGTERM: time for streams.")
 
 
 class Limits(Section):
     """What one request may ask for."""
 
-    max_body_bytes: Size = Field(4 * 2**20, description="Size of a request's body.")
-    default_completion_tokens: Tokens = Field(16, description="`max_tokens` of a completion that names none.")
+    max_body_bytes: Size = Field(default=4 * 2**20, description="Size of a request's body.")
+    default_completion_tokens: Tokens = Field(default=16, description="`max_tokens` of a completion that names none.")
     default_chat_tokens: Tokens = Field(
-        4096, description="Cap on `max_tokens` of a chat that names none; else what the context leaves."
+        default=4096, description="Cap on `max_tokens` of a chat that names none; else what the context leaves."
     )
 
 
@@ -125,24 +137,26 @@ class Store(Section):
     """Where state is kept."""
 
     url: Text | None = Field(
-        None, description="Database (`sqlite:///…`); default: a SQLite file in the user's state folder."
+        default=None, description="Database (`sqlite:///…`); default: a SQLite file in the user's state folder."
     )
 
 
 class Paths(Section):
     """Folders; each has a default from the user's environment (XDG)."""
 
-    model_cache: Text | None = Field(None, description="Fetched models; default: the user's cache folder.")
-    state: Text | None = Field(None, description="State and locks; default: the user's state folder.")
-    runtime: Text | None = Field(None, description="Sockets; default: the user's runtime folder. Keep it short.")
+    model_cache: Text | None = Field(default=None, description="Fetched models; default: the user's cache folder.")
+    state: Text | None = Field(default=None, description="State and locks; default: the user's state folder.")
+    runtime: Text | None = Field(
+        default=None, description="Sockets; default: the user's runtime folder. Keep it short."
+    )
 
 
 class Log(Section):
     """The log on stderr."""
 
-    level: Literal["debug", "info", "warning", "error"] = Field("info", description="What is logged.")
+    level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="What is logged.")
     format: Literal["auto", "json", "text"] = Field(
-        "auto", description="Lines for machines or people; `auto` is text on a terminal."
+        default="auto", description="Lines for machines or people; `auto` is text on a terminal."
     )
 
 

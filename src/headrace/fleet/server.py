@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import resource
@@ -36,6 +37,8 @@ FRONT_MODULE: Final = "headrace.server.front"
 _OPEN_FILES: Final = 65_536
 # Drain of the fronts plus what they take to say goodbye.
 _DRAIN_MARGIN_S: Final = 10.0
+# Short: a socket's whole path has 107 bytes.
+_WORKER_SOCKET_NAME: Final = "w0.sock"
 
 log = get_log(__name__)
 
@@ -84,50 +87,43 @@ async def run_server(
         raise ConfigError(f"server.admin_host {server.admin_host} must be a loopback address: use 127.0.0.1")
     _set_process_limits()
     state = state_folder(config.paths.state, env)
-    opened: list[Listener] = []
-    # Locked before the port is tried, so that a second start of ours is told from another program's port.
-    lock_fd = _lock(state, str(server.port)) if server.port else None
-    try:
+    with contextlib.ExitStack() as held:
+        # Locked before the port is tried, so that a second start of ours is told from another program's port.
+        if server.port:
+            held.callback(os.close, _lock(state, str(server.port)))
         listeners = open_listeners(server.host, server.port, setting="server.port")
-        opened += listeners
+        for listener in listeners:
+            held.enter_context(listener.socket)
         admin = open_listeners(server.admin_host, server.admin_port, setting="server.admin_port")
-        opened += admin
+        for listener in admin:
+            held.enter_context(listener.socket)
         name = str(listeners[0].port)
-        lock_fd = _lock(state, name) if lock_fd is None else lock_fd
+        if not server.port:
+            held.callback(os.close, _lock(state, name))
         folder = private_folder(runtime_folder(config.paths.runtime, env) / name)
-        plan = _make_plan(config, model, name, folder, listeners, admin, is_local, modules or Modules())
+        held.callback(_remove, folder)
+        worker_socket = held.enter_context(open_unix_listener(folder / _WORKER_SOCKET_NAME))
+        plan = _make_plan(config, model, folder, listeners, admin, worker_socket.fileno(), modules or Modules())
         if not is_local:
             log.warning("config_warning", key="server.host", message="serving without keys to other machines")
         limits = supervisor_config or SupervisorConfig(
             drain_s=max(server.drain_s, server.stream_drain_s) + _DRAIN_MARGIN_S
         )
         supervisor = Supervisor(plan, clock=clock, env=env, config=limits, on_ready=lambda: on_ready(plan))
-        try:
-            return await supervisor.run()
-        finally:
-            for path in folder.iterdir():
-                path.unlink()
-            folder.rmdir()
-    finally:
-        if lock_fd is not None:
-            os.close(lock_fd)
-        for listener in opened:
-            listener.socket.close()
+        return await supervisor.run()
 
 
 def _make_plan(
     config: Config,
     model: Model,
-    name: str,
     folder: Path,
     listeners: list[Listener],
     admin: list[Listener],
-    is_local: bool,
+    worker_fd: int,
     modules: Modules,
 ) -> Plan:
-    socket_path = folder / "w0.sock"
-    worker_socket = open_unix_listener(socket_path)
-    worker_fd = worker_socket.fileno()
+    socket_path = folder / _WORKER_SOCKET_NAME
+    is_local = is_loopback(config.server.host)
     worker = ChildSpec(
         name="worker-0",
         role="worker",
@@ -163,15 +159,20 @@ def _make_plan(
             )
         )
     return Plan(
-        name=name,
+        name=folder.name,
         model=model.names[0],
         folder=folder,
         listeners=listeners,
         admin_listeners=admin,
-        sockets=(worker_socket,),
         workers=(WorkerPlan(worker, socket_path),),
         fronts=fronts,
     )
+
+
+def _remove(folder: Path) -> None:
+    for path in folder.iterdir():
+        path.unlink()
+    folder.rmdir()
 
 
 def _lock(state: Path, name: str) -> int:
@@ -184,7 +185,8 @@ def _lock(state: Path, name: str) -> int:
         holder = os.read(fd, 32).decode(errors="replace").strip()
         os.close(fd)
         raise AlreadyRunningError(
-            f"a server on port {name} runs already (pid {holder or 'unknown'}, lock {path}): stop it, or set server.port"
+            f"a server on port {name} runs already (pid {holder or 'unknown'}, lock {path}): stop it "
+            "or set another server.port"
         ) from error
     os.ftruncate(fd, 0)
     os.write(fd, f"{os.getpid()}\n".encode())

@@ -80,8 +80,8 @@ class Plan:
     Args:
         name: the instance's name: its port.
         folder: its private runtime folder.
-        listeners, admin_listeners: open TCP sockets; the fronts' specs pass their descriptors on.
-        sockets: the workers' Unix sockets, held open here.
+        listeners, admin_listeners: open TCP sockets; the fronts' specs pass their descriptors on. The workers' Unix
+            sockets are held open by the caller.
     """
 
     name: str
@@ -89,7 +89,6 @@ class Plan:
     folder: Path
     listeners: Sequence[Listener]
     admin_listeners: Sequence[Listener]
-    sockets: Sequence[object]
     workers: Sequence[WorkerPlan]
     fronts: Sequence[ChildSpec]
 
