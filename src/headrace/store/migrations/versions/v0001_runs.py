@@ -24,7 +24,7 @@ def upgrade() -> None:
         sa.Column("ended_at_s", sa.Float, nullable=True),
         sa.Column("exit_code", sa.Integer, nullable=True),
         sa.PrimaryKeyConstraint("id", name="pk_runs"),
-        sa.CheckConstraint("(ended_at_s is null) = (exit_code is null)", name="ck_runs_ended_with_code"),
+        sa.CheckConstraint("(ended_at_s is null) = (exit_code is null)", name=op.f("ck_runs_ended_with_code")),
     )
     op.create_index("ix_runs_started_at_s", "runs", ["started_at_s"])
 
