@@ -10,14 +10,15 @@ namespace headrace {
 using Op = void (*)(const Record&, const ThreadContext&);
 
 struct KernelTable {
-  const char* isa;                    // "scalar", "avx2", "avx512"
-  Op ops[kOpcodeCount];               // by opcode, nullptr where none
-  const char* names[kOpcodeCount];    // what doctor prints, e.g. "linear<avx2>"
-  // Bytes of scratch that any op of this table needs, given the program's limits (see vm.cpp).
+  const char* isa;                         // "scalar", "avx2", "avx512", "avx512bf16"
+  Op ops[kOpcodeCount] = {};               // by opcode, nullptr where none
+  const char* names[kOpcodeCount] = {};    // which instruction set each op was written in, e.g. "avx2"
 };
 
+// nullptr where this build does not hold them.
 const KernelTable* kernels_scalar();
-const KernelTable* kernels_avx2();      // nullptr when compiled without it
+const KernelTable* kernels_avx2();
 const KernelTable* kernels_avx512();
+const KernelTable* kernels_avx512bf16();
 
 }  // namespace headrace

@@ -1,0 +1,68 @@
+// The virtual machine: a validated program, its memory, and the threads that run its steps.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "core/kernels.h"
+#include "core/memory.h"
+#include "core/pool.h"
+#include "core/step.h"
+
+namespace headrace {
+
+struct VmConfig {
+  int64_t arena_bytes = 0;
+  int32_t threads = 1;
+  int32_t max_rows = 1;
+  int32_t max_sequences = 1;
+  int32_t max_outputs = 1;
+  int32_t max_top = 0;
+  KvPool kv;  // `data` is set by the VM
+};
+
+// Constructors throw std::invalid_argument with what is wrong in a record or weight; a step checks its inputs before
+// it starts and throws the same. Nothing throws, allocates or locks inside a step.
+class Vm {
+ public:
+  Vm(std::span<const Record> records, std::vector<Weight> weights, const VmConfig& config, const KernelTable& kernels);
+
+  // Runs the first `num_records` records (all by default) over the step. `step.row_seq` is filled in here.
+  void step(StepView step, int64_t num_records = -1);
+
+  const Limits& limits() const { return limits_; }
+  const KvPool& kv() const { return kv_; }
+  const uint8_t* arena() const { return arena_.data(); }
+  int64_t arena_bytes() const { return arena_.size_bytes(); }
+  int64_t kv_bytes() const { return kv_memory_.size_bytes(); }
+  int64_t scratch_bytes() const { return scratch_.size_bytes(); }
+  const char* isa() const { return kernels_->isa; }
+
+ private:
+  void check_record(const Record& record);
+  void check_step(const StepView& step);
+  const Weight& check_matrix(const char* what, int32_t index, int64_t n, int64_t k) const;
+  void check_vector(const char* what, int32_t index, int64_t n) const;
+  void check_buffer(const char* what, int64_t offset, int64_t width) const;
+  void check_norm(int32_t norm, int32_t norm_weight, float norm_eps, int64_t k) const;
+  void run_thread(int32_t thread);
+
+  const KernelTable* kernels_;
+  std::vector<Weight> weights_;
+  std::vector<Record> records_;
+  std::vector<bool> has_barrier_;  // one before this record
+  Limits limits_;
+  KvPool kv_;
+  bool has_kv_ = false;  // any record reads or writes pages
+  int32_t vocab_ = 0;    // least rows of the embedding tables: token ids are below
+  int32_t head_vocab_ = 0;
+  Memory arena_, kv_memory_, scratch_;
+  std::vector<int32_t> row_seq_;  // [max_rows]
+  std::vector<ThreadContext> contexts_;
+  StepView step_;
+  int64_t num_records_ = 0;
+  Pool pool_;
+};
+
+}  // namespace headrace

@@ -1,0 +1,241 @@
+#include "pack.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstring>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "isa/scalar.h"
+#include "ops/embed.h"
+#include "ops/product.h"
+
+namespace headrace {
+namespace {
+
+// Round to nearest even; what is too large becomes infinity.
+uint16_t f32_to_f16(float value) {
+  const auto bits = std::bit_cast<uint32_t>(value);
+  const uint32_t sign = (bits >> 16) & 0x8000u;
+  const uint32_t magnitude = bits & 0x7fffffffu;
+  if (magnitude > 0x7f800000u) return static_cast<uint16_t>(sign | 0x7e00u);
+  if (magnitude >= 0x47800000u) return static_cast<uint16_t>(sign | 0x7c00u);  // 65536 and up
+  if (magnitude < 0x38800000u) {  // below 2^-14: f32 addition at 2^-1 rounds to multiples of 2^-24
+    const float shifted = std::bit_cast<float>(magnitude) + 0.5f;
+    return static_cast<uint16_t>(sign | (std::bit_cast<uint32_t>(shifted) - 0x3f000000u));
+  }
+  // Rounding may carry into the exponent, up to infinity: both are right.
+  return static_cast<uint16_t>(sign | ((magnitude - 0x38000000u + 0xfffu + ((magnitude >> 13) & 1u)) >> 13));
+}
+
+int64_t block_bytes(Source source) {  // of 32 weights
+  switch (source) {
+    case Source::kF32: return 128;
+    case Source::kBf16:
+    case Source::kF16: return 64;
+    case Source::kQ8_0: return 34;
+    case Source::kQ4_0: return 18;
+    case Source::kQ4_1: return 20;
+  }
+  return 0;
+}
+
+uint16_t half_at(const uint8_t* p) {
+  uint16_t value;
+  std::memcpy(&value, p, sizeof value);
+  return value;
+}
+
+// One block of 32 source weights as f32.
+void read_block(Source source, const uint8_t* block, float* out) {
+  switch (source) {
+    case Source::kF32: std::memcpy(out, block, kGroup * sizeof(float)); return;
+    case Source::kBf16:
+      for (int i = 0; i < kGroup; ++i) out[i] = scalar::bf16_to_f32(half_at(block + 2 * i));
+      return;
+    case Source::kF16:
+      for (int i = 0; i < kGroup; ++i) out[i] = scalar::f16_to_f32(half_at(block + 2 * i));
+      return;
+    case Source::kQ8_0: {
+      const float scale = scalar::f16_to_f32(half_at(block));
+      for (int i = 0; i < kGroup; ++i) out[i] = static_cast<float>(static_cast<int8_t>(block[2 + i])) * scale;
+      return;
+    }
+    case Source::kQ4_0:
+    case Source::kQ4_1: {
+      // GGUF: low nibbles are elements 0..15, high nibbles 16..31.
+      const bool has_min = source == Source::kQ4_1;
+      const float scale = scalar::f16_to_f32(half_at(block));
+      const float min = has_min ? scalar::f16_to_f32(half_at(block + 2)) : 0.0f;
+      const uint8_t* q = block + (has_min ? 4 : 2);
+      for (int i = 0; i < kGroup; ++i) {
+        const int nibble = i < 16 ? q[i] & 15 : q[i - 16] >> 4;
+        out[i] = has_min ? static_cast<float>(nibble) * scale + min : static_cast<float>(nibble - 8) * scale;
+      }
+      return;
+    }
+  }
+}
+
+// Integer weights of one group with their f16 scale and min: q is q + 128 (Q8) or a nibble (Q4, Q4M).
+struct Group {
+  uint16_t scale = 0, min = 0;
+  uint8_t q[kGroup] = {};
+};
+
+uint16_t finite_half(float value) {
+  const uint16_t half = f32_to_f16(value);
+  if ((half & 0x7c00u) == 0x7c00u) {
+    throw std::invalid_argument("a weight group is not finite or too large to quantise (f16 scale or minimum)");
+  }
+  return half;
+}
+
+uint8_t clamp_round(float value, float low, float high) {
+  return static_cast<uint8_t>(std::clamp(std::nearbyintf(value), low, high));
+}
+
+// Rounds with the scale as stored, so that the error is half a step of what will be multiplied.
+Group quantise(Layout layout, const float* x) {
+  Group group;
+  float low = x[0], high = x[0], poison = 0.0f;
+  for (int i = 0; i < kGroup; ++i) {
+    low = std::min(low, x[i]), high = std::max(high, x[i]);
+    poison += x[i] * 0.0f;
+  }
+  if (poison != 0.0f) throw std::invalid_argument("a weight is NaN or infinite: it cannot be quantised");
+  if (layout == Layout::kQ8) {
+    group.scale = finite_half(std::max(-low, high) / 127.0f);
+    const float scale = scalar::f16_to_f32(group.scale);
+    for (int i = 0; i < kGroup; ++i) {
+      const float q = scale == 0.0f ? 0.0f : x[i] / scale;
+      group.q[i] = clamp_round(q + 128.0f, 1.0f, 255.0f);
+    }
+  } else if (layout == Layout::kQ4) {
+    // The larger side gets the sixteenth value, as GGUF does.
+    group.scale = finite_half((-low > high ? low : high) / -8.0f);
+    const float scale = scalar::f16_to_f32(group.scale);
+    for (int i = 0; i < kGroup; ++i) group.q[i] = scale == 0.0f ? 8 : clamp_round(x[i] / scale + 8.0f, 0.0f, 15.0f);
+  } else {
+    group.scale = finite_half((high - low) / 15.0f);
+    group.min = finite_half(low);
+    const float scale = scalar::f16_to_f32(group.scale), min = scalar::f16_to_f32(group.min);
+    for (int i = 0; i < kGroup; ++i) {
+      group.q[i] = scale == 0.0f ? 0 : clamp_round((x[i] - min) / scale, 0.0f, 15.0f);
+    }
+  }
+  return group;
+}
+
+// The group as it stands in the source, where the layout holds the same numbers. False when it does not.
+bool take(Layout layout, Source source, const uint8_t* block, Group& group) {
+  if (source == Source::kQ8_0 && layout == Layout::kQ8) {
+    group.scale = half_at(block);
+    for (int i = 0; i < kGroup; ++i) group.q[i] = static_cast<uint8_t>(block[2 + i] ^ 0x80);
+    return true;
+  }
+  const bool is_0 = source == Source::kQ4_0 && (layout == Layout::kQ4 || layout == Layout::kQ4m);
+  const bool is_1 = source == Source::kQ4_1 && layout == Layout::kQ4m;
+  if (!is_0 && !is_1) return false;
+  group.scale = half_at(block);
+  if (is_1) group.min = half_at(block + 2);
+  else if (layout == Layout::kQ4m) group.min = finite_half(-8.0f * scalar::f16_to_f32(group.scale));
+  const uint8_t* q = block + (is_1 ? 4 : 2);
+  for (int i = 0; i < kGroup; ++i) group.q[i] = i < 16 ? q[i] & 15 : q[i - 16] >> 4;
+  return true;
+}
+
+// Writes group `g` of column `lane` into its tile.
+void put_group(Layout layout, const Group& group, int64_t lane, uint8_t* to) {
+  auto* halves = reinterpret_cast<uint16_t*>(to);
+  halves[lane] = group.scale;
+  if (layout == Layout::kQ8) {
+    for (int i = 0; i < kGroup; ++i) to[2 * kLanes + i / 4 * 4 * kLanes + 4 * lane + i % 4] = group.q[i];
+    return;
+  }
+  if (layout == Layout::kQ4m) halves[kLanes + lane] = group.min;
+  uint8_t* nibbles = to + (layout == Layout::kQ4m ? 4 : 2) * kLanes;
+  for (int j = 0; j < kGroup / 8; ++j)
+    for (int i = 0; i < 4; ++i) {
+      const auto byte = static_cast<uint8_t>(group.q[8 * j + i] | group.q[8 * j + 4 + i] << 4);
+      nibbles[j * 4 * kLanes + 4 * lane + i] = byte;
+    }
+}
+
+void put_floats(Layout layout, Source source, const uint8_t* block, const float* x, int64_t lane, uint8_t* to) {
+  if (layout == Layout::kF32) {
+    for (int i = 0; i < kGroup; ++i) reinterpret_cast<float*>(to)[i * kLanes + lane] = x[i];
+    return;
+  }
+  for (int i = 0; i < kGroup; ++i) {
+    const uint16_t value = source == Source::kBf16 ? half_at(block + 2 * i) : scalar::f32_to_bf16(x[i]);
+    reinterpret_cast<uint16_t*>(to)[i / 2 * 2 * kLanes + 2 * lane + i % 2] = value;
+  }
+}
+
+void pack_tile(Layout layout, Source source, const uint8_t* raw, int64_t n, int64_t k, int64_t tile, uint8_t* out) {
+  const int64_t groups = k / kGroup;
+  uint8_t* base = out + tile * tile_bytes(layout, k);
+  for (int64_t lane = 0; lane < kLanes; ++lane) {
+    const int64_t row = tile * kLanes + lane;
+    for (int64_t g = 0; g < groups; ++g) {
+      uint8_t* to = base + g * group_bytes(layout);
+      float x[kGroup] = {};
+      if (row >= n) {  // padding: zeros that any product leaves at zero
+        if (!is_quantised(layout)) put_floats(layout, Source::kF32, nullptr, x, lane, to);
+        else put_group(layout, quantise(layout, x), lane, to);
+        continue;
+      }
+      const uint8_t* block = raw + (row * groups + g) * block_bytes(source);
+      Group group;
+      if (is_quantised(layout) && take(layout, source, block, group)) {
+        put_group(layout, group, lane, to);
+        continue;
+      }
+      read_block(source, block, x);
+      if (is_quantised(layout)) put_group(layout, quantise(layout, x), lane, to);
+      else put_floats(layout, source, block, x, lane, to);
+    }
+  }
+}
+
+}  // namespace
+
+int64_t source_bytes(Source source, int64_t n, int64_t k) { return n * (k / kGroup) * block_bytes(source); }
+
+int64_t packed_bytes(Layout layout, int64_t n, int64_t k) { return num_tiles(n) * tile_bytes(layout, k); }
+
+void pack(Layout layout, Source source, const uint8_t* raw, int64_t n, int64_t k, int32_t threads, uint8_t* out) {
+  const int64_t tiles = num_tiles(n);
+  std::atomic<int64_t> next{0};
+  std::atomic<bool> has_failed{false};
+  std::vector<std::string> errors(static_cast<size_t>(threads));
+  const auto work = [&](int32_t thread) {
+    try {
+      for (int64_t tile = next++; tile < tiles && !has_failed; tile = next++) {
+        pack_tile(layout, source, raw, n, k, tile, out);
+      }
+    } catch (const std::invalid_argument& error) {
+      errors[static_cast<size_t>(thread)] = error.what();
+      has_failed = true;
+    }
+  };
+  std::vector<std::thread> workers;
+  for (int32_t thread = 1; thread < threads; ++thread) workers.emplace_back(work, thread);
+  work(0);
+  for (auto& worker : workers) worker.join();
+  for (const auto& error : errors) {
+    if (!error.empty()) throw std::invalid_argument(error);
+  }
+}
+
+void unpack(Layout layout, const uint8_t* data, int64_t n, int64_t k, float* out) {
+  const Weight weight{layout, n, k, data, packed_bytes(layout, n, k)};
+  for (int64_t row = 0; row < n; ++row)
+    for (int64_t g = 0; g < k / kGroup; ++g) dequantise_group(weight, row, g, out + row * k + g * kGroup);
+}
+
+}  // namespace headrace

@@ -1,0 +1,338 @@
+"""The typed handle of the native virtual machine: packing, probing, and running steps.
+
+Everything numerical lives in ``csrc``; this module checks types, allocates results and turns the native library's
+complaints into the error tree. Nothing here runs a model without the native library.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.base.errors import MachineError, ModelFormatError
+from headrace.program.opcodes import KvType, Layout, Opcode
+from headrace.program.records import OUTPUT_DTYPE, RESULT_DTYPE
+
+try:
+    from headrace.kernels import _native
+except ImportError as missing:
+    raise MachineError(
+        f"the native library of Headrace cannot be loaded ({missing})",
+        hint="install Headrace with a C++20 compiler present, or run scripts/build-native in a source tree",
+    ) from missing
+
+ISA_VARIABLE = "HEADRACE_ISA"
+"""Environment override of the instruction set; an explicit argument wins."""
+_ALIGNMENT = 64
+_RANKED_ISAS = ("scalar", "avx2", "avx512", "avx512bf16")
+
+
+class Weight(Protocol):
+    """A packed weight; ``data`` is uint8, 64-byte aligned, and is kept alive by the VM that uses it."""
+
+    @property
+    def layout(self) -> Layout: ...
+    @property
+    def n(self) -> int: ...
+    @property
+    def k(self) -> int: ...
+    @property
+    def data(self) -> NDArray[np.uint8]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class KvConfig:
+    """The KV pool: ``blocks`` pages of 32 tokens for every layer."""
+
+    type: KvType
+    layers: int
+    kv_heads: int
+    head_size: int
+    blocks: int
+
+
+def available_isas() -> list[str]:
+    """Instruction sets that this build holds and this CPU runs, best last; ``scalar`` is always there."""
+    return _native.available_isas()
+
+
+def best_isa() -> str:
+    """The instruction set to use: ``HEADRACE_ISA`` where it is set, else the best available.
+
+    Raises:
+        MachineError: the variable names one that this build or CPU does not have.
+    """
+    wanted = os.environ.get(ISA_VARIABLE)
+    return available_isas()[-1] if not wanted else _known_isa(wanted)
+
+
+def _known_isa(isa: str) -> str:
+    available = available_isas()
+    if isa not in available:
+        raise MachineError(
+            f"instruction set {isa!r} is not available, this build and CPU have {', '.join(available)}",
+            hint=f"unset {ISA_VARIABLE} to use the best",
+        )
+    return isa
+
+
+def cpu_features() -> dict[str, bool]:
+    """CPU features that the kernels ask about, and whether CPU and operating system offer them."""
+    return dict(_native.cpu_features())
+
+
+def kernel_names(isa: str) -> dict[Opcode, str | None]:
+    """For each opcode, the instruction set that its kernel in table ``isa`` was written in; None where it has none.
+
+    A name other than ``isa`` is a slower stand-in.
+    """
+    try:
+        return {Opcode(number): name for number, name in _native.kernel_names(isa)}
+    except ValueError as error:
+        raise MachineError(str(error)) from error
+
+
+def aligned_empty(size_bytes: int) -> NDArray[np.uint8]:
+    """An uninitialised 64-byte aligned array, as weights must be."""
+    memory = np.empty(size_bytes + _ALIGNMENT, dtype=np.uint8)
+    start = -memory.ctypes.data % _ALIGNMENT
+    return memory[start : start + size_bytes]
+
+
+def packed_bytes(layout: Layout, n: int, k: int) -> int:
+    """Size of a packed matrix of ``n`` columns and ``k`` inputs."""
+    return _native.packed_bytes(layout, n, k)
+
+
+def pack(
+    layout: Layout, source: str, raw: NDArray[np.generic], n: int, k: int, *, threads: int = 1
+) -> NDArray[np.uint8]:
+    """Packs a matrix for the VM. Formats that hold the same numbers are copied bit for bit, others go through f32.
+
+    Args:
+        layout: a matrix layout.
+        source: ``F32``, ``BF16``, ``F16`` (raw is [n, k] of that width) or ``Q8_0``, ``Q4_0``, ``Q4_1`` (GGUF blocks).
+        raw: the source in row-major order, any dtype of the right total size.
+        n: output columns of the product, any positive number.
+        k: inputs, a multiple of 32.
+        threads: how many to use.
+
+    Raises:
+        ModelFormatError: the shape, the size or the values do not allow it.
+    """
+    try:
+        out = aligned_empty(_native.packed_bytes(layout, n, k))
+        _native.pack(layout, source, _as_bytes(raw), n, k, threads, out)
+    except ValueError as error:
+        raise ModelFormatError(f"cannot pack a weight as {layout.name}: {error}") from error
+    return out
+
+
+def unpack(layout: Layout, data: NDArray[np.uint8], n: int, k: int) -> NDArray[np.float32]:
+    """The matrix as f32 [n, k], each value exactly what the layout says.
+
+    Raises:
+        ModelFormatError: ``data`` has not the size of that shape.
+    """
+    try:
+        _native.packed_bytes(layout, n, k)
+        out = np.empty((n, k), dtype=np.float32)
+        _native.unpack(layout, data, n, k, out)
+    except ValueError as error:
+        raise ModelFormatError(f"cannot unpack a weight of {layout.name}: {error}") from error
+    return out
+
+
+def probe_bandwidth(num_bytes: int, threads: int, seconds: float = 0.2) -> float:
+    """Bytes per second that ``threads`` read together from ``num_bytes`` of memory, best pass within ``seconds``."""
+    return _native.probe_bandwidth(num_bytes, threads, seconds)
+
+
+def probe_barrier(threads: int) -> float:
+    """Seconds that one barrier between phases takes, median of 15 batches of 1000."""
+    return _native.probe_barrier(threads)
+
+
+def _as_bytes(array: NDArray[np.generic]) -> NDArray[np.uint8]:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
+_NO_IDS = np.empty(0, dtype=np.int32)
+_NO_VALUES = np.empty(0, dtype=np.float32)
+_NO_MASKS = np.empty((0, 0), dtype=np.uint32)
+
+
+class Vm:
+    """A validated program with its arena, KV pool and threads. One step at a time, from one thread at a time."""
+
+    def __init__(
+        self,
+        records: bytes,
+        arena_bytes: int,
+        weights: Sequence[Weight],
+        *,
+        threads: int,
+        max_rows: int,
+        kv: KvConfig,
+        isa: str | None = None,
+        max_sequences: int | None = None,
+        max_outputs: int | None = None,
+        max_top: int = 0,
+    ) -> None:
+        """Checks every record against the weights, the arena and the limits, and starts the threads.
+
+        Args:
+            records: encoded program, 128 bytes each.
+            arena_bytes: size of the activation arena that the program's offsets refer to.
+            weights: by the index that the records use.
+            threads: including the caller's.
+            max_rows: rows of a step.
+            kv: the KV pool to allocate (zeroed lazily by the system).
+            isa: one of ``available_isas``; None means ``best_isa``.
+            max_sequences: sequences of a step, at most and by default ``max_rows``.
+            max_outputs: output rows of a step, at most and by default ``max_rows``.
+            max_top: width of the top log-probabilities, at most 256.
+
+        Raises:
+            ModelFormatError: a record or weight is wrong; the message names it.
+            MachineError: the instruction set is missing here, or memory was refused.
+        """
+        isa = best_isa() if isa is None else _known_isa(isa)
+        table = [(int(weight.layout), weight.n, weight.k, weight.data) for weight in weights]
+        try:
+            self._native = _native.Vm(
+                records,
+                arena_bytes,
+                table,
+                threads,
+                isa,
+                max_rows,
+                max_rows if max_sequences is None else max_sequences,
+                max_rows if max_outputs is None else max_outputs,
+                max_top,
+                int(kv.type),
+                kv.layers,
+                kv.kv_heads,
+                kv.head_size,
+                kv.blocks,
+            )
+        except ValueError as error:
+            raise ModelFormatError(f"the program cannot be run: {error}") from error
+        except MemoryError as error:
+            raise MachineError("the system refused the memory for the arena or the KV pool") from error
+        self.kv = kv
+        self.threads = threads
+        self.max_rows = max_rows
+        self.max_top = max_top
+
+    def step(
+        self,
+        tokens: NDArray[np.int32],
+        positions: NDArray[np.int32],
+        seq_starts: NDArray[np.int32],
+        block_tables: NDArray[np.int32],
+        outputs: NDArray[np.void],
+        *,
+        count_ids: NDArray[np.int32] = _NO_IDS,
+        counts: NDArray[np.int32] = _NO_IDS,
+        bias_ids: NDArray[np.int32] = _NO_IDS,
+        bias_values: NDArray[np.float32] = _NO_VALUES,
+        masks: NDArray[np.uint32] = _NO_MASKS,
+        num_records: int | None = None,
+    ) -> tuple[NDArray[np.void], NDArray[np.int32], NDArray[np.float32]]:
+        """Runs one ragged step of R rows in S sequences and returns what it chose for L output rows.
+
+        Args:
+            tokens: [R] ids.
+            positions: [R] of each token in its sequence; they rise by one within a sequence.
+            seq_starts: [S + 1] first row of each sequence, ends with R.
+            block_tables: [S, B] pages of each sequence; entries past its last position are not read.
+            outputs: [L] OUTPUT_DTYPE.
+            count_ids: token ids for penalties, ascending within each output's range.
+            counts: how often, see OUTPUT_FIELDS.
+            bias_ids: token ids with a bias, ascending within each output's range.
+            bias_values: what is added to their logits.
+            masks: [M, words] allowed tokens as bits.
+            num_records: run only the first so many instructions (tests).
+
+        Returns:
+            results [L] RESULT_DTYPE, top_ids [L, max_top], top_logprobs [L, max_top].
+
+        Raises:
+            ValueError: an input is outside the limits. Nothing was run.
+        """
+        size = outputs.shape[0]
+        results = np.zeros(size, dtype=RESULT_DTYPE)
+        top_ids = np.zeros((size, self.max_top), dtype=np.int32)
+        top_logprobs = np.zeros((size, self.max_top), dtype=np.float32)
+        if outputs.dtype != OUTPUT_DTYPE:
+            raise ValueError(f"outputs have dtype {outputs.dtype}, they must have OUTPUT_DTYPE")
+        try:
+            self._native.step(
+                tokens,
+                positions,
+                seq_starts,
+                block_tables,
+                _as_bytes(outputs),
+                results.view(np.uint8),
+                top_ids,
+                top_logprobs,
+                count_ids,
+                counts,
+                bias_ids,
+                bias_values,
+                masks,
+                -1 if num_records is None else num_records,
+            )
+        except TypeError as error:
+            raise ValueError(f"an array of the step has the wrong dtype, dimensions or order: {error}") from error
+        return results, top_ids, top_logprobs
+
+    def read_buffer(self, offset: int, rows: int, width: int) -> NDArray[np.float32]:
+        """Copies f32 [rows, width] out of the arena; for tests and traces."""
+        out = np.empty(rows * width, dtype=np.float32)
+        self._native.read_arena(offset, out)
+        return out.reshape(rows, width)
+
+    def read_keys(self, layer: int, block: int, head: int) -> NDArray[np.float32]:
+        """One K page as f32 [BLOCK_TOKENS, head_size]; for tests."""
+        size = self.kv.head_size
+        out = np.empty(32 * size, dtype=np.float32)
+        self._native.read_page(layer, block, head, False, out)
+        if self.kv.type is KvType.F32:
+            return out.reshape(size, 32).T
+        return out.reshape(size // 2, 32, 2).transpose(1, 0, 2).reshape(32, size)
+
+    def read_values(self, layer: int, block: int, head: int) -> NDArray[np.float32]:
+        """One V page as f32 [BLOCK_TOKENS, head_size]; for tests."""
+        size = self.kv.head_size
+        out = np.empty(32 * size, dtype=np.float32)
+        self._native.read_page(layer, block, head, True, out)
+        if self.kv.type is KvType.F32:
+            return out.reshape(32, size)
+        return out.reshape(16, size, 2).transpose(0, 2, 1).reshape(32, size)
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of the KV pool (reserved; touched as pages are used)."""
+        return self._native.kv_bytes
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Bytes of the threads' scratch."""
+        return self._native.scratch_bytes
+
+    @property
+    def max_positions(self) -> int:
+        """Positions that the rotation table and the pool allow."""
+        return self._native.max_positions
+
+    @property
+    def isa(self) -> str:
+        """The instruction set in use."""
+        return self._native.isa
