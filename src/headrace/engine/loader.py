@@ -1,0 +1,234 @@
+"""From a launch to a running engine: look at the files, decide what fits, load, build the VM, warm it up.
+
+Two stages. ``inspect`` reads headers only (milliseconds) and refuses what cannot work, so a worker can greet its peers
+with the truth before it loads. ``load`` reads the weights; it runs in a thread of its own while the link is served.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from headrace.base.clock import Clock
+from headrace.base.errors import ConfigError, MachineError
+from headrace.engine.executor import Executor, StepVm
+from headrace.engine.memory import MemoryNeeds, PoolPlan, plan_pool, read_available_bytes
+from headrace.engine.pace import Pace
+from headrace.engine.scheduler import Scheduler, SchedulerConfig
+from headrace.engine.weight_plan import plan_weights, weight_bytes
+from headrace.engine.weights import load_weights
+from headrace.program.encode import Encoded, encode
+from headrace.program.ir import Program
+from headrace.program.model import ModelSpec
+from headrace.program.opcodes import BLOCK_TOKENS, MAX_LOGPROBS, KvType, Layout
+from headrace.program.spec import build_program, spec_from_files
+from headrace.program.verify import verify
+from headrace.protocol.frames import Sampling, Submit
+from headrace.protocol.launch import WorkerLaunch
+from headrace.registry.model import ModelFiles, open_model
+
+# The VM's own scratch beside the arena (quantised activations, attention partials, sampling heaps), generously.
+_VM_SCRATCH_BYTES = 64 * 2**20
+_WARM_UP_ROWS = 128
+_WARM_UP_DECODES = 3
+_NARROWER = {"none": ("int8", "int4"), "int8": ("int4",), "int4": ()}
+
+Progress = Callable[[str, float], None]
+"""Called with the stage and the share of it that is done."""
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """What is known of a model before its weights are read."""
+
+    launch: WorkerLaunch
+    files: ModelFiles
+    spec: ModelSpec
+    program: Program
+    encoded: Encoded
+    kv_type: KvType
+    pool: PoolPlan
+    layouts: dict[int, Layout]
+    weight_bytes: int
+
+    @property
+    def scheduler_config(self) -> SchedulerConfig:
+        """The limits that the scheduler works under."""
+        launch = self.launch
+        return SchedulerConfig(
+            vocab_size=self.spec.vocab_size,
+            context_tokens=self.pool.context_tokens,
+            eos_token_ids=frozenset(self.spec.eos_token_ids),
+            num_blocks=self.pool.num_blocks,
+            max_sequences=launch.max_sequences,
+            max_step_tokens=max(launch.max_step_tokens, launch.max_sequences),
+            queue_limit=launch.queue_limit,
+            has_prefix_cache=launch.prefix_cache,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A model that can run. ``isa`` is what its kernels were made for."""
+
+    executor: Executor
+    vm: StepVm
+    pace: Pace
+    isa: str
+
+
+def inspect(launch: WorkerLaunch, *, available_bytes: int | None = None) -> Inspection:
+    """Returns everything that is decided before loading.
+
+    Args:
+        available_bytes: memory that may be taken; None measures it.
+
+    Raises:
+        ModelError: the files are wrong, unsupported, or too large for this machine (with the arithmetic).
+        ConfigError: settings that the native engine does not have, or that contradict the model.
+    """
+    _check_launch(launch)
+    files = open_model(Path(launch.model_path))
+    spec = _with_window(spec_from_files(files), launch.attention_window)
+    if launch.architecture is not None and launch.architecture != spec.architecture:
+        raise ConfigError(
+            f"architecture is {launch.architecture!r}, but {launch.model_path} is {spec.architecture.value!r} "
+            f"({spec.family}): correct inference_engine.architecture or leave it out"
+        )
+    program = build_program(spec)
+    verify(program)
+    max_rows = max(launch.max_step_tokens, launch.max_sequences)
+    encoded = encode(program, max_rows)
+    kv_type = KvType.F32 if launch.dtype == "fp32" else KvType.BF16
+    context_tokens = min(spec.context_tokens, launch.max_context_tokens or spec.context_tokens)
+    plans = plan_weights(files, program, dtype=launch.dtype, quantization=launch.quantization)
+    needs = MemoryNeeds(
+        weight_bytes=sum(plan.size_bytes for plan in plans),
+        scratch_bytes=encoded.arena_bytes + _VM_SCRATCH_BYTES,
+        kv_token_bytes=2 * spec.layers * spec.kv_heads * spec.head_size * (4 if kv_type is KvType.F32 else 2),
+        narrower_bytes={name: weight_bytes(files, program, "bf16", name) for name in _NARROWER[launch.quantization]},
+    )
+    pool = plan_pool(
+        needs,
+        available_bytes=read_available_bytes() if available_bytes is None else available_bytes,
+        kv_cache_ratio=launch.kv_cache_ratio,
+        kv_cache_tokens=launch.kv_cache_tokens,
+        context_tokens=context_tokens,
+        max_sequences=launch.max_sequences,
+    )
+    return Inspection(
+        launch=launch,
+        files=files,
+        spec=spec,
+        program=program,
+        encoded=encoded,
+        kv_type=kv_type,
+        pool=pool,
+        layouts={plan.spec.index: plan.layout for plan in plans},
+        weight_bytes=needs.weight_bytes,
+    )
+
+
+def load(inspection: Inspection, clock: Clock, progress: Progress = lambda stage, ratio: None) -> Loaded:
+    """Reads the weights, builds the VM and runs its first steps.
+
+    Raises:
+        ModelFormatError: a weight holds what the VM or the packer refuses.
+        MachineError: the native library is missing, or this machine lacks the instruction set that was asked for.
+        MemoryError: the memory is gone after all.
+    """
+    launch, spec = inspection.launch, inspection.spec
+    # Late: inspecting a model, and everything that only counts, must work where the native library is not built.
+    from headrace.kernels.vm import KvConfig, Vm, available_isas, best_isa
+
+    isa = launch.isa or best_isa()
+    if isa not in available_isas():
+        raise MachineError(f"isa is {isa!r}, this machine and build have {', '.join(available_isas())}")
+    config = inspection.scheduler_config
+    weights = load_weights(
+        inspection.files,
+        inspection.program,
+        dtype=launch.dtype,
+        quantization=launch.quantization,
+        rope_positions=_num_positions(inspection),
+        threads=launch.threads,
+        progress=lambda done, total: progress("loading weights", done / max(total, 1)),
+    )
+    progress("building the program", 1.0)
+    vm = Vm(
+        inspection.encoded.records,
+        inspection.encoded.arena_bytes,
+        weights,
+        threads=launch.threads,
+        isa=isa,
+        max_rows=config.max_step_tokens,
+        max_sequences=config.max_sequences,
+        max_outputs=config.max_step_tokens,
+        max_top=MAX_LOGPROBS,
+        kv=KvConfig(
+            type=inspection.kv_type,
+            layers=spec.layers,
+            kv_heads=spec.kv_heads,
+            head_size=spec.head_size,
+            blocks=inspection.pool.num_blocks,
+        ),
+    )
+    progress("warming up", 1.0)
+    pace = Pace(config.max_step_tokens)
+    _warm_up(vm, config, pace, clock)
+    return Loaded(executor=make_executor(vm, config), vm=vm, pace=pace, isa=isa)
+
+
+def make_executor(vm: StepVm, config: SchedulerConfig) -> Executor:
+    """Returns an executor for plans of a scheduler with these limits."""
+    return Executor(
+        vm,
+        max_rows=config.max_step_tokens,
+        max_sequences=config.max_sequences,
+        context_tokens=config.context_tokens,
+        vocab_size=config.vocab_size,
+    )
+
+
+def _warm_up(vm: StepVm, config: SchedulerConfig, pace: Pace, clock: Clock) -> None:
+    """Runs one prefill and a few decode steps, so that "ready" means that tokens have come out, and measures them."""
+    scheduler = Scheduler(replace(config, has_prefix_cache=False))
+    executor = make_executor(vm, config)
+    num_rows = max(1, min(_WARM_UP_ROWS, config.max_step_tokens, config.context_tokens - _WARM_UP_DECODES - 1))
+    prompt = [index % config.vocab_size for index in range(num_rows)]
+    greedy = Sampling(temperature=0.0)
+    scheduler.submit(0, Submit("warm-up", prompt, _WARM_UP_DECODES + 1, greedy, ignore_eos=True), clock.now_s())
+    while (plan := scheduler.plan(clock.now_s())) is not None:
+        started_at_s = clock.now_s()
+        result = executor.run(plan)
+        pace.observe(plan.num_rows, clock.now_s() - started_at_s)
+        scheduler.complete(plan, result, clock.now_s())
+
+
+def _num_positions(inspection: Inspection) -> int:
+    blocks = -(-inspection.pool.context_tokens // BLOCK_TOKENS)
+    return min(inspection.spec.context_tokens, blocks * BLOCK_TOKENS)
+
+
+def _with_window(spec: ModelSpec, window: int | None) -> ModelSpec:
+    if window is None:
+        return spec
+    per_layer = tuple(replace(layer, window=window) for layer in spec.per_layer)
+    return replace(spec, window=window, per_layer=per_layer)
+
+
+def _check_launch(launch: WorkerLaunch) -> None:
+    for name, value in (
+        ("threads", launch.threads),
+        ("max_batch_size", launch.max_sequences),
+        ("max_step_tokens", launch.max_step_tokens),
+        ("max_sequence_length", 1 if launch.max_context_tokens is None else launch.max_context_tokens),
+        ("kv_cache_size", 1 if launch.kv_cache_tokens is None else launch.kv_cache_tokens),
+    ):
+        if value < 1:
+            raise ConfigError(f"{name} is {value}, it must be at least 1")
+    if not 0.0 < launch.kv_cache_ratio <= 1.0:
+        raise ConfigError(f"kv_cache_ratio is {launch.kv_cache_ratio}, it must be above 0 and at most 1")
+    if launch.architecture not in (None, "decoder-only", "encoder-only", "encoder-decoder"):
+        raise ConfigError(f"architecture is {launch.architecture!r}: use decoder-only, encoder-only or encoder-decoder")

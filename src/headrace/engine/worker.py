@@ -1,0 +1,306 @@
+"""The worker process: one model, one thread that serves the link and runs the steps.
+
+    python -m headrace.engine.worker --launch-fd N
+
+Life: inspect the model (wrong ones end the process here, with one line and their exit code) → serve the link while
+the weights load in a second thread → ready → step while there is work, sleep in ``poll`` while there is none →
+SIGTERM drains → end. Between two steps everything that arrived is taken and everything that happened is sent: one Step
+frame per peer and step. A worker that loses its parent is killed by the kernel.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable
+
+import msgspec
+
+from headrace.base.clock import Clock, SystemClock
+from headrace.base.errors import EngineError, HeadraceError
+from headrace.base.exits import Exit, exit_code_of
+from headrace.base.log import get_log, setup_log
+from headrace.base.process import die_with_parent, read_inherited
+from headrace.engine.link import Link, Request
+from headrace.engine.loader import Inspection, Loaded, inspect, load
+from headrace.engine.scheduler import Scheduler
+from headrace.engine.step import StepPlan
+from headrace.protocol.frames import (
+    HEARTBEAT_INTERVAL_S,
+    LINK_VERSION,
+    Abort,
+    Drain,
+    Failed,
+    Status,
+    Step,
+    Submit,
+    Welcome,
+    WorkerState,
+)
+from headrace.protocol.launch import WorkerLaunch
+
+# Sent a little early, because a step may come in between.
+_BEAT_S = 0.8 * HEARTBEAT_INTERVAL_S
+# A step that fails is blamed on its requests; this many in a row are blamed on us, and a fresh process takes over.
+_MAX_FAILED_STEPS = 3
+_OUT_OF_MEMORY = "engine_out_of_memory"
+
+log = get_log(__name__)
+
+
+class Worker:
+    """The loop. ``loading`` is called in a thread and returns the loaded model.
+
+    Args:
+        inspection: what is to be served.
+        link: where peers are.
+        loading: loads the model; gets a progress callback.
+    """
+
+    def __init__(
+        self,
+        inspection: Inspection,
+        link: Link,
+        clock: Clock,
+        loading: Callable[[Callable[[str, float], None]], Loaded],
+    ) -> None:
+        self._inspection = inspection
+        self._link = link
+        self._clock = clock
+        self._loading = loading
+        self._scheduler = Scheduler(inspection.scheduler_config)
+        self._loaded: Loaded | None = None
+        self._load_error: BaseException | None = None
+        self._stage = ("opening the model", 0.0)
+        self._num_stop_signals = 0
+        self._is_draining = False
+        self._num_failed_steps = 0
+        self._next_beat_s = 0.0
+
+    @property
+    def state(self) -> WorkerState:
+        """Where the worker is in its life."""
+        if self._is_draining:
+            return WorkerState.DRAINING
+        return WorkerState.LOADING if self._loaded is None else WorkerState.READY
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether the loading thread has not ended."""
+        return self._loaded is None and self._load_error is None
+
+    def request_stop(self) -> None:
+        """Finishes what runs and ends; called again, ends at once. Safe in a signal handler."""
+        self._num_stop_signals += 1
+        self._link.wake()
+
+    def run(self) -> Exit:
+        """Serves until it is told to stop; returns the process's exit code.
+
+        Raises:
+            HeadraceError: the model could not be loaded.
+        """
+        self._load()
+        while not self._must_end():
+            self._serve(self._poll_timeout_s())
+            if self._loaded is not None:
+                plan = self._scheduler.plan(self._clock.now_s())
+                self._send_events()  # Started goes out before the step, so a queue timer stops in time
+                if plan is not None:
+                    self._run_step(self._loaded, plan)
+                    self._send_events()
+            if self._num_failed_steps >= _MAX_FAILED_STEPS:
+                self._scheduler.fail_all(EngineError.code, "the engine failed several steps in a row and restarts")
+                self._send_events()
+                return Exit.BAD
+            self._beat()
+        return Exit.GOOD
+
+    # --- loading --------------------------------------------------------------------------------------------------
+
+    def _load(self) -> None:
+        """Serves the link until the model is there; everything that is asked meanwhile is refused, politely."""
+        thread = threading.Thread(target=self._load_in_thread, name="load", daemon=True)
+        thread.start()
+        log.info("model_loading", model=self._inspection.launch.served_name, size_bytes=self._inspection.weight_bytes)
+        while thread.is_alive() and not self._num_stop_signals:
+            self._serve(0.25 * HEARTBEAT_INTERVAL_S)
+            self._beat()
+        if self._load_error is not None:
+            raise self._load_error
+        self._next_beat_s = 0.0  # say "ready" at once
+        self._beat()
+
+    def _load_in_thread(self) -> None:
+        def note(stage: str, ratio: float) -> None:
+            self._stage = (stage, ratio)
+
+        try:
+            loaded = self._loading(note)
+            gc.collect()
+            gc.freeze()  # what is loaded stays: later collections need not look at it
+            self._loaded = loaded
+        except BaseException as error:  # noqa: BLE001  # handed to the main thread, which raises it
+            self._load_error = error
+        self._link.wake()
+
+    # --- one turn -------------------------------------------------------------------------------------------------
+
+    def _must_end(self) -> bool:
+        if self._num_stop_signals and not self._is_draining:
+            self._is_draining = True
+            log.info("drain_started", num_running=self._scheduler.num_running)
+            self._next_beat_s = 0.0
+        return self._num_stop_signals > 1 or (self._num_stop_signals == 1 and not self._scheduler.has_work)
+
+    def _poll_timeout_s(self) -> float:
+        if self._scheduler.has_work:
+            return 0.0
+        return max(0.0, self._next_beat_s - self._clock.now_s())
+
+    def _serve(self, timeout_s: float) -> None:
+        requests = self._link.poll(timeout_s)
+        for peer_id in self._link.take_greeted():
+            self._link.send(peer_id, self._welcome())
+            self._link.send(peer_id, self._status())
+        for peer_id, request in requests:
+            self._take(peer_id, request)
+        for peer_id in self._link.take_gone():
+            self._scheduler.abort_owner(peer_id)
+        self._send_events()
+
+    def _take(self, peer_id: int, request: Request) -> None:
+        match request:
+            case Submit():
+                refusal = self._refusal()
+                if self._scheduler.has_request(peer_id, request.request_id):
+                    self._link.cut(peer_id, "a request id is in use already")
+                elif refusal is not None:
+                    code, message = refusal
+                    failed = Failed(request.request_id, code, message, has_started=False)
+                    self._link.send(peer_id, Step([failed]))
+                else:
+                    self._scheduler.submit(peer_id, request, self._clock.now_s())
+            case Abort():
+                self._scheduler.abort(peer_id, request.request_id, self._clock.now_s())
+            case Drain():
+                self._is_draining = True
+                self._next_beat_s = 0.0
+
+    def _refusal(self) -> tuple[str, str] | None:
+        match self.state:
+            case WorkerState.LOADING:
+                return "model_loading", "the model is still loading: try again in a moment"
+            case WorkerState.DRAINING:
+                return "draining", "the worker is draining: try another"
+            case WorkerState.READY:
+                return None
+
+    def _run_step(self, loaded: Loaded, plan: StepPlan) -> None:
+        started_at_s = self._clock.now_s()
+        try:
+            result = loaded.executor.run(plan)
+            now_s = self._clock.now_s()
+            self._scheduler.complete(plan, result, now_s)
+        except MemoryError:
+            self._num_failed_steps += 1
+            log.error("engine_error", error=_OUT_OF_MEMORY, num_rows=plan.num_rows)
+            self._scheduler.fail_step(plan, _OUT_OF_MEMORY, "the engine ran out of memory in this step: try again")
+        except Exception:  # the engine loop's edge: a bug fails the step's requests, not the worker
+            self._num_failed_steps += 1
+            log.exception("engine_error", num_rows=plan.num_rows, reason=plan.reason)
+            self._scheduler.fail_step(plan, EngineError.code, "the engine failed in this step; see the worker's log")
+        else:
+            self._num_failed_steps = 0
+            loaded.pace.observe(plan.num_rows, now_s - started_at_s)
+
+    def _send_events(self) -> None:
+        for peer_id, events in self._scheduler.take_events().items():
+            self._link.send(peer_id, Step(events))
+
+    def _beat(self) -> None:
+        now_s = self._clock.now_s()
+        if now_s >= self._next_beat_s:
+            self._next_beat_s = now_s + _BEAT_S
+            self._link.send_all([self._status()])
+
+    # --- what peers hear ------------------------------------------------------------------------------------------
+
+    def _welcome(self) -> Welcome:
+        inspection = self._inspection
+        return Welcome(
+            version=LINK_VERSION,
+            pid=os.getpid(),
+            model_digest=inspection.files.digest,
+            context_tokens=inspection.pool.context_tokens,
+            vocab_size=inspection.spec.vocab_size,
+            eos_token_ids=list(inspection.spec.eos_token_ids),
+        )
+
+    def _status(self) -> Status:
+        scheduler, totals = self._scheduler, self._scheduler.totals
+        pace = self._loaded.pace if self._loaded is not None else None
+        stage, ratio = self._stage
+        return Status(
+            state=self.state,
+            num_steps=totals.steps,
+            num_running=scheduler.num_running,
+            num_waiting=scheduler.num_waiting,
+            free_blocks=scheduler.pool.num_free,
+            evictable_blocks=scheduler.pool.num_evictable,
+            total_blocks=scheduler.pool.total,
+            predicted_step_s=pace.predicted_step_s if pace else 0.0,
+            progress_ratio=1.0 if pace else ratio,
+            stage="" if pace else stage,
+            prefill_tokens_per_s=pace.prefill_tokens_per_s if pace else 0.0,
+            num_preemptions=totals.preemptions,
+            prefix_queries_tokens=totals.prefix_queries_tokens,
+            prefix_hits_tokens=totals.prefix_hits_tokens,
+            prompt_tokens_total=totals.prompt_tokens,
+            generation_tokens_total=totals.generation_tokens,
+        )
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs a worker process; returns its exit code."""
+    parser = argparse.ArgumentParser(prog="headrace.engine.worker")
+    parser.add_argument("--launch-fd", type=int, required=True)
+    options = parser.parse_args(arguments)
+    die_with_parent()
+    launch = msgspec.json.decode(read_inherited(options.launch_fd), type=WorkerLaunch)
+    setup_log(launch.log_level)
+    clock = SystemClock()
+    try:
+        inspection = inspect(launch)
+        link = Link(socket.socket(fileno=launch.socket_fd))
+        worker = Worker(inspection, link, clock, lambda progress: load(inspection, clock, progress))
+        _handle_signals(worker, link)
+        started_at_s = clock.now_s()
+        log.info("worker_started", pid=os.getpid(), model=launch.served_name)
+        code = worker.run()
+        link.close()
+        log.info("worker_stopped", exit_code=int(code), lived_s=round(clock.now_s() - started_at_s, 3))
+        if worker.is_loading:
+            os._exit(code)  # told to stop while loading: the thread is deep in native code and cannot be asked
+    except HeadraceError as error:
+        sys.stderr.write(f"{error.message}\n")
+        return int(exit_code_of(error))
+    except MemoryError:
+        sys.stderr.write("the memory of this machine ran out while the model was loaded\n")
+        return int(Exit.MACHINE)
+    return int(code)
+
+
+def _handle_signals(worker: Worker, link: Link) -> None:
+    signal.set_wakeup_fd(link.wake_fd, warn_on_full_buffer=False)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: worker.request_stop())
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
