@@ -1,0 +1,282 @@
+"""Text to token ids and back, for one model's vocabulary, from tokenizer.json or from GGUF metadata.
+
+What lives here: encoding, the exact bytes of every token, special tokens, and how long a text may be before encoding
+it is a waste. What does not: chat templates (``template``), streaming (``detokenize``). A Tokenizer may be used from
+several threads at once; encoding releases the GIL, and belongs off the event loop for long texts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Final
+
+import tokenizers
+
+from headrace.base.errors import ContextLengthError, ModelFormatError, ModelUnsupportedError, RequestError
+from headrace.text.gguf_vocab import SPACE_MARK, build_gguf_vocab, byte_of_token, is_unicode
+
+# The largest known (a 200,000-token vocabulary) is 28 MB.
+MAX_TOKENIZER_JSON_BYTES: Final = 128 * 2**20
+MAX_CONFIG_JSON_BYTES: Final = 4 * 2**20
+
+# NFC may shorten a text before it is cut into tokens: a base letter and its marks become one code point. The longest
+# canonical decomposition has 4 code points (U+1F82 and its like).
+_NFC_SHRINKAGE: Final = 4
+
+_SPECIAL_NAMES: Final = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+class Tokenizer:
+    """One model's vocabulary.
+
+    Args:
+        inner: the built tokenizer; its padding and truncation settings are switched off.
+        special_tokens: ``bos_token``, ``eos_token`` … to their text, as chat templates see them.
+        has_bos, has_eos: put around a text by ``encode(add_special=True)``, beside what ``inner`` itself adds.
+    """
+
+    def __init__(
+        self,
+        inner: tokenizers.Tokenizer,
+        *,
+        special_tokens: Mapping[str, str],
+        has_bos: bool = False,
+        has_eos: bool = False,
+    ) -> None:
+        inner.no_padding()
+        inner.no_truncation()
+        self._inner = inner
+        self._style = _DecodeStyle(inner)
+        added = inner.get_added_tokens_decoder()
+        self._added = {index: (token.content, token.special) for index, token in added.items()}
+        self._vocab: dict[str, int] = inner.get_vocab(with_added_tokens=True)
+        self.vocab_size: Final[int] = max(self._vocab.values(), default=-1) + 1
+        self.special_tokens: Final[dict[str, str]] = dict(special_tokens)
+        self.special_ids: Final[frozenset[int]] = frozenset(
+            index for index, (_, is_special) in self._added.items() if is_special
+        )
+        self.bos_token_id: Final[int | None] = self._id_of_special("bos_token")
+        self.eos_token_id: Final[int | None] = self._id_of_special("eos_token")
+        self._prefix = [self.bos_token_id] if has_bos and self.bos_token_id is not None else []
+        self._suffix = [self.eos_token_id] if has_eos and self.eos_token_id is not None else []
+        self._tokens = [""] * self.vocab_size
+        for token, index in self._vocab.items():
+            self._tokens[index] = token
+        self._pieces: list[bytes | None] = [None] * self.vocab_size
+        self.longest_piece_chars: Final[int] = max(map(len, self._tokens), default=1)
+        has_greedy_token = any(token.lstrip or token.rstrip for token in added.values())  # one takes any run of spaces
+        self._shrinkage = None if has_greedy_token else _shrinkage(inner, self._style)
+
+    @classmethod
+    def from_files(cls, files: Mapping[str, Path]) -> Tokenizer:
+        """Reads ``tokenizer.json`` and, where present, ``tokenizer_config.json`` and ``special_tokens_map.json``.
+
+        Raises:
+            ModelFormatError: a file is missing, too large or malformed.
+            ModelUnsupportedError: the tokenizer writes text in a way that this build does not read.
+        """
+        path = files.get("tokenizer.json")
+        if path is None:
+            raise ModelFormatError(
+                "the model has no tokenizer.json",
+                hint="convert the tokenizer to tokenizer.json and put it beside the weights",
+            )
+        text = _read_text(path, MAX_TOKENIZER_JSON_BYTES)
+        try:
+            inner = tokenizers.Tokenizer.from_str(text)
+        except Exception as fault:  # the library's only error class
+            raise ModelFormatError(f"{path}: not a tokenizer that this build reads: {fault}") from fault
+        special: dict[str, str] = {}
+        for name in ("special_tokens_map.json", "tokenizer_config.json"):
+            if name in files:
+                special |= _read_special_tokens(read_json_object(files[name]))
+        return cls(inner, special_tokens=special)
+
+    @classmethod
+    def from_gguf(cls, metadata: Mapping[str, object]) -> Tokenizer:
+        """Builds the tokenizer from a GGUF file's key-value pairs.
+
+        Raises:
+            ModelFormatError, ModelUnsupportedError: see ``gguf_vocab.build_gguf_vocab``.
+        """
+        vocab = build_gguf_vocab(metadata)
+        special = {f"{name}_token": vocab.pieces[index] for name, index in vocab.special_ids.items()}
+        return cls(vocab.tokenizer, special_tokens=special, has_bos=vocab.has_bos, has_eos=vocab.has_eos)
+
+    def encode(self, text: str, *, add_special: bool) -> list[int]:
+        """Gives the token ids of ``text``; special tokens written in it are recognised, as transformers does.
+
+        Args:
+            add_special: put the model's own BOS (and EOS) around it, as for a raw prompt. A rendered chat template
+                has its own and is encoded without.
+
+        Raises:
+            RequestError: ``text`` holds lone surrogates.
+        """
+        if not is_unicode(text):
+            raise RequestError("the text is not valid Unicode: it holds half a surrogate pair", code="invalid_utf8")
+        ids: list[int] = self._inner.encode(text, add_special_tokens=add_special).ids
+        return [*self._prefix, *ids, *self._suffix] if add_special else ids
+
+    def decode(self, ids: Iterable[int], *, skip_special: bool = True, is_text_start: bool = True) -> str:
+        """Gives the text of ``ids``; bytes that are no UTF-8 become U+FFFD, unknown ids nothing.
+
+        Args:
+            is_text_start: drop the space that a SentencePiece-like vocabulary puts before a text's first word.
+        """
+        pieces = [self.token_bytes(index) for index in ids if not (skip_special and index in self.special_ids)]
+        text = b"".join(pieces).decode("utf-8", "replace")
+        return text[1:] if is_text_start and self.has_space_prefix and text.startswith(" ") else text
+
+    def token_bytes(self, index: int) -> bytes:
+        """Gives the exact bytes of one token, special ones written out; nothing for an id outside the vocabulary."""
+        if not 0 <= index < self.vocab_size:
+            return b""
+        piece = self._pieces[index]
+        if piece is None:  # worked out on first use: a start need not wait for the whole table
+            added = self._added.get(index)
+            piece = self._style.to_bytes(self._tokens[index]) if added is None else added[0].encode("utf-8")
+            self._pieces[index] = piece
+        return piece
+
+    def token_id(self, token: str) -> int | None:
+        """Gives the id of a token by its written form, or None."""
+        return self._vocab.get(token)
+
+    @property
+    def has_space_prefix(self) -> bool:
+        """Whether encoding puts a space before a text's first word, which decoding a whole text takes away again."""
+        return self._style.has_space_prefix
+
+    def least_tokens(self, text: str) -> int:
+        """Gives a number of tokens that ``text`` certainly has at least, without encoding it. Cost: O(1)."""
+        if self._shrinkage is None:
+            return 0
+        # A token never stands for more characters than it is written with.
+        return -(-len(text) // (self.longest_piece_chars * self._shrinkage))
+
+    def check_length(self, text: str, *, limit_tokens: int, param: str) -> None:
+        """Refuses a text that cannot fit ``limit_tokens`` tokens, before time is spent on encoding it.
+
+        Raises:
+            ContextLengthError: it cannot fit, whatever its characters.
+        """
+        least = self.least_tokens(text)
+        if least > limit_tokens:
+            raise ContextLengthError(
+                f"This model's maximum context length is {limit_tokens} tokens, but {param} has {len(text)} "
+                f"characters, which is at least {least} tokens: shorten it",
+                param=param,
+            )
+
+    def _id_of_special(self, name: str) -> int | None:
+        token = self.special_tokens.get(name)
+        return None if token is None else self._vocab.get(token)
+
+
+class _DecodeStyle:
+    """How a vocabulary writes text, read from its tokenizer's decoder."""
+
+    def __init__(self, inner: tokenizers.Tokenizer) -> None:
+        state = {} if inner.decoder is None else json.loads(inner.decoder.__getstate__())
+        steps = state.get("decoders", [state]) if state else []
+        kinds = {step.get("type") for step in steps}
+        self.is_byte_level = "ByteLevel" in kinds
+        self.is_space_marked = not self.is_byte_level and (
+            "Metaspace" in kinds
+            or any(step.get("type") == "Replace" and SPACE_MARK in str(step.get("pattern")) for step in steps)
+        )
+        self.is_word_piece = "WordPiece" in kinds
+        has_marked_prefix = any(
+            (step.get("type") == "Strip" and step.get("start", 0) > 0)
+            or (step.get("type") == "Metaspace" and step.get("prepend_scheme") != "never")
+            for step in steps
+        )
+        self.has_space_prefix = self.is_word_piece or not steps or (self.is_space_marked and has_marked_prefix)
+        if not (self.is_byte_level or self.is_space_marked or self.is_word_piece or not steps):
+            raise ModelUnsupportedError(
+                f"the tokenizer's decoder is {', '.join(sorted(str(kind) for kind in kinds))}; this build reads "
+                "ByteLevel, Metaspace, ByteFallback with Replace, and WordPiece"
+            )
+
+    def to_bytes(self, piece: str) -> bytes:
+        if self.is_byte_level:
+            try:
+                return bytes([_BYTE_OF_CHAR[char] for char in piece])
+            except KeyError:  # a piece outside the byte alphabet stands for itself
+                return piece.encode("utf-8")
+        if self.is_space_marked:
+            byte = byte_of_token(piece)
+            return piece.replace(SPACE_MARK, " ").encode("utf-8") if byte is None else bytes([byte])
+        if self.is_word_piece and piece.startswith("##"):
+            return piece[2:].encode("utf-8")
+        return b" " + piece.encode("utf-8")
+
+
+def _shrinkage(inner: tokenizers.Tokenizer, style: _DecodeStyle) -> int | None:
+    """How many characters of a text one character of a token may stand for at most; None where there is no bound."""
+    model = json.loads(inner.model.__getstate__()) if style.is_space_marked else {}
+    if not (style.is_byte_level or model.get("byte_fallback")):
+        return None  # an unknown word of any length may become one <unk>
+    state = {} if inner.normalizer is None else json.loads(inner.normalizer.__getstate__())
+    steps = state.get("normalizers", [state]) if state else []
+    shrinkage = 1
+    for step in steps:
+        match step.get("type"):
+            case "NFC":
+                shrinkage = _NFC_SHRINKAGE
+            case "Prepend":
+                pass
+            case "Replace" if step.get("content") == SPACE_MARK:
+                pass
+            case _:  # may delete text
+                return None
+    return shrinkage
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """The printable character that byte-level BPE writes for each byte (GPT-2's table)."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in set(printable)]
+    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
+
+
+_BYTE_OF_CHAR: Final = _byte_alphabet()
+
+
+def read_json_object(path: Path) -> dict[str, object]:
+    """Reads a small JSON file that must hold an object.
+
+    Raises:
+        ModelFormatError: missing, too large, not JSON, or not an object.
+    """
+    try:
+        value = json.loads(_read_text(path, MAX_CONFIG_JSON_BYTES))
+    except (ValueError, RecursionError) as fault:
+        raise ModelFormatError(f"{path}: not JSON: {fault}") from fault
+    if not isinstance(value, dict):
+        raise ModelFormatError(f"{path}: holds {type(value).__name__}, it must be an object")
+    return value
+
+
+def _read_text(path: Path, limit_bytes: int) -> str:
+    try:
+        size = path.stat().st_size
+        if size > limit_bytes:
+            raise ModelFormatError(f"{path}: has {size} bytes, the limit is {limit_bytes}")
+        return path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as fault:
+        raise ModelFormatError(f"{path}: cannot be read: {fault}") from fault
+
+
+def _read_special_tokens(config: Mapping[str, object]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for name in _SPECIAL_NAMES:
+        value = config.get(name)
+        if isinstance(value, dict):  # transformers' AddedToken, written out
+            value = value.get("content")
+        if isinstance(value, str):
+            found[name] = value
+    return found
