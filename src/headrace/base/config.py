@@ -37,6 +37,8 @@ ENV_PREFIX: Final = "HEADRACE_"
 
 # Variables that are ours but no settings: the file to read.
 _OTHER_ENV: Final = frozenset({"HEADRACE_CONFIG"})
+# Short names of settings that people set often by hand.
+_ALIASES: Final = {"HEADRACE_ISA": "inference_engine.isa"}
 # Kubernetes puts these into every pod beside a service called "headrace"; they mean nothing to us.
 _SERVICE_LINK = re.compile(r"^HEADRACE_(SERVICE_HOST|SERVICE_PORT(_.*)?|PORT(_.*)?)$")
 
@@ -235,6 +237,7 @@ def _scalar(node: yaml.ScalarNode) -> object:
 
 def _read_env(env: Mapping[str, str], settings: Mapping[str, Setting]) -> dict[str, _Given]:
     by_env = {setting.env: setting for setting in settings.values()}
+    by_env |= {name: settings[key] for name, key in _ALIASES.items()}
     given: dict[str, _Given] = {}
     for name in sorted(name for name in env if name.startswith(ENV_PREFIX)):
         if name in _OTHER_ENV or _SERVICE_LINK.match(name):

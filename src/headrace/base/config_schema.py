@@ -48,7 +48,7 @@ class InferenceEngine(Section):
     threads: Annotated[int, Field(ge=1, le=1024)] | None = Field(
         default=None, description="Native threads; default: the cores that this process may use."
     )
-    isa: Literal["scalar", "avx2", "avx512"] | None = Field(
+    isa: Literal["scalar", "avx2", "avx512", "avx512bf16"] | None = Field(
         default=None, description="Instruction set of the kernels; default: the best that this CPU has."
     )
     quantization: Quantization = Field(default="none", description="Quantisation of the weights when loading.")

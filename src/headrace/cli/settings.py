@@ -1,0 +1,37 @@
+"""Loading the settings for a command, and making its log and paths from them."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from headrace.base.config import Config
+
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option("--config", metavar="FILE", help="Settings file; default: $HEADRACE_CONFIG, else ./headrace.yaml."),
+]
+
+
+def load_settings(file: Path | None, flags: Mapping[str, object]) -> Config:
+    """Gives the settings of this command, and sets the log up as they say."""
+    from headrace.base.config import find_config_file, load_config
+    from headrace.base.log import setup_log
+
+    config = load_config(find_config_file(file, os.environ, Path.cwd()), os.environ, flags)
+    is_json = config.log.format == "json" or (config.log.format == "auto" and not sys.stderr.isatty())
+    setup_log(config.log.level, is_json=is_json)
+    return config
+
+
+def model_cache(config: Config) -> Path:
+    """Gives the folder of fetched models."""
+    from headrace.registry.cache import default_cache_path
+
+    return Path(config.paths.model_cache) if config.paths.model_cache else default_cache_path()
