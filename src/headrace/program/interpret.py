@@ -249,53 +249,53 @@ class Interpreter:
         q = self.buffers[item.integer("q")].reshape(-1, heads, size)
         out = np.zeros_like(q)
         for seq in range(len(step.seq_starts) - 1):
-            for row in range(step.seq_starts[seq], step.seq_starts[seq + 1]):
-                out[row] = self._attend(item, self._stored(q[row]), step.block_tables[seq], int(step.positions[row]))
+            rows = slice(step.seq_starts[seq], step.seq_starts[seq + 1])
+            out[rows] = self._attend(item, self._stored(q[rows]), step.block_tables[seq], step.positions[rows])
         self.buffers[item.integer("out")] = out.reshape(len(q), -1)
 
-    def _attend(self, item: Instruction, q: F32, blocks: I32, position: int) -> F32:
-        """Returns one row's attention, [H, D]: slices in order, in each an online softmax over its pages."""
-        window = item.integer("window")
-        first = max(0, position - window + 1) if window else 0
-        merged: _Softmax | None = None
-        for start in range(first // SLICE_TOKENS * SLICE_TOKENS, position + 1, SLICE_TOKENS):
-            span = (max(start, first), min(start + SLICE_TOKENS, position + 1))
-            part = self._slice(item, q, blocks, span)
-            merged = part if merged is None else merged.merge(part)
-        assert merged is not None
-        return f32(merged.sums * (np.float32(1) / merged.norm)[:, None])
+    def _attend(self, item: Instruction, q: F32, blocks: I32, positions: I32) -> F32:
+        """Returns the attention of a sequence's rows, [T, H, D]: slices in order, each an online softmax over pages."""
+        window = item.integer("window") or int(positions[-1]) + 1
+        first = np.maximum(positions - window + 1, 0)
+        merged = _Softmax.empty(q.shape)
+        for start in range(int(first[0]) // SLICE_TOKENS * SLICE_TOKENS, int(positions[-1]) + 1, SLICE_TOKENS):
+            part = _Softmax.empty(q.shape)
+            for base in range(start, min(start + SLICE_TOKENS, int(positions[-1]) + 1), BLOCK_TOKENS):
+                tokens = np.arange(base, base + BLOCK_TOKENS)
+                seen = (tokens >= first[:, None]) & (tokens <= positions[:, None])
+                rows = np.flatnonzero(seen.any(axis=1))
+                if len(rows):
+                    block = blocks[base // BLOCK_TOKENS]
+                    part.put(rows, self._page(item, q[rows], block, seen[rows], part.take(rows)))
+            rows = np.flatnonzero(part.norm[:, 0] > 0)
+            is_first = merged.norm[rows, 0] == 0
+            merged.put(rows[is_first], part.take(rows[is_first]))
+            rows = rows[~is_first]
+            merged.put(rows, merged.take(rows).merge(part.take(rows)))
+        return f32(merged.sums * (np.float32(1) / merged.norm)[..., None])
 
-    def _slice(self, item: Instruction, q: F32, blocks: I32, span: tuple[int, int]) -> _Softmax:
-        heads, size = q.shape
-        group = heads // item.integer("kv_heads")
-        layer, scale = item.integer("layer"), np.float32(item.values["scale"])
-        state = _Softmax(
-            np.full(heads, -np.inf, np.float32), np.zeros(heads, np.float32), np.zeros((heads, size), np.float32)
-        )
-        for page in range(span[0] // BLOCK_TOKENS, (span[1] - 1) // BLOCK_TOKENS + 1):
-            base = page * BLOCK_TOKENS
-            seen = slice(max(span[0] - base, 0), min(span[1] - base, BLOCK_TOKENS))
-            # [H, 32, D]: each kv head serves `group` query heads
-            keys = np.repeat(self.keys[layer, blocks[page]], group, axis=0)
-            values = np.repeat(self.values[layer, blocks[page]], group, axis=0)
-            scores = np.zeros((heads, BLOCK_TOKENS), np.float32)
-            for d in range(size):
-                scores = fma(keys[:, :, d], q[:, d : d + 1], scores)
-            scores = soft_cap(scores * scale, item.values["softcap"])
-            hidden = np.ones(BLOCK_TOKENS, np.bool_)
-            hidden[seen] = False
-            scores[:, hidden] = -np.inf
-            top = np.maximum(state.top, scores.max(axis=1))
-            weights = exp(scores - top[:, None])
-            weights[:, hidden] = 0
-            shrink = exp(state.top - top)
-            norm = fma(state.norm, shrink, reduce_add(weights[:, :LANES] + weights[:, LANES:]))
-            used = self._stored(weights)
-            sums = f32(state.sums * shrink[:, None])
-            for token in range(seen.start, seen.stop):
-                sums = fma(values[:, token], used[:, token : token + 1], sums)
-            state = _Softmax(top, norm, sums)
-        return state
+    def _page(self, item: Instruction, q: F32, block: int, seen: NDArray[np.bool_], state: _Softmax) -> _Softmax:
+        """Returns ``state`` after one page; ``seen`` [T, 32] says which of its tokens each row sees."""
+        group, layer = q.shape[1] // item.integer("kv_heads"), item.integer("layer")
+        # [H, 32, D]: each kv head serves `group` query heads
+        keys = np.repeat(self.keys[layer, block], group, axis=0)
+        values = np.repeat(self.values[layer, block], group, axis=0)
+        scores = np.zeros((*q.shape[:2], BLOCK_TOKENS), np.float32)
+        for d in range(q.shape[2]):
+            scores = fma(keys[:, :, d], q[:, :, d : d + 1], scores)
+        scores = soft_cap(scores * np.float32(item.values["scale"]), item.values["softcap"])
+        scores = np.where(seen[:, None], scores, np.float32(-np.inf))
+        top = np.maximum(state.top, scores.max(axis=2))
+        weights = np.where(seen[:, None], exp(scores - top[..., None]), np.float32(0))
+        shrink = exp(state.top - top)
+        norm = fma(state.norm, shrink, reduce_add(weights[..., :LANES] + weights[..., LANES:]))
+        used = self._stored(weights)
+        sums = f32(state.sums * shrink[..., None])
+        for token in np.flatnonzero(seen.any(axis=0)):
+            # A hidden token weighs nothing: the sum stays as it is, whatever its page holds.
+            added = fma(values[:, token], used[..., token : token + 1], sums)
+            sums = np.where(seen[:, token, None, None], added, sums)
+        return _Softmax(top, norm, sums)
 
     def _head(self, item: Instruction, step: StepInput, out: StepOutput) -> None:
         rows = self.buffers[item.integer("input")][step.outputs["row"]]
@@ -347,15 +347,30 @@ class Interpreter:
 class _Softmax:
     """Running softmax of some positions: largest score, sum of e^(score − top), and the values weighed by it."""
 
-    top: F32  # [H]
-    norm: F32  # [H]
-    sums: F32  # [H, D]
+    top: F32  # [T, H]
+    norm: F32  # [T, H]
+    sums: F32  # [T, H, D]
+
+    @staticmethod
+    def empty(shape: tuple[int, ...]) -> _Softmax:
+        """Returns the softmax of no positions."""
+        start = np.full(shape[:2], -np.inf, np.float32)
+        return _Softmax(start, np.zeros(shape[:2], np.float32), np.zeros(shape, np.float32))
+
+    def take(self, rows: NDArray[np.intp]) -> _Softmax:
+        """Returns a copy of some rows."""
+        return _Softmax(self.top[rows], self.norm[rows], self.sums[rows])
+
+    def put(self, rows: NDArray[np.intp], other: _Softmax) -> None:
+        """Sets some rows."""
+        self.top[rows], self.norm[rows], self.sums[rows] = other.top, other.norm, other.sums
 
     def merge(self, later: _Softmax) -> _Softmax:
+        """Returns the softmax of both position ranges."""
         top = np.maximum(self.top, later.top)
         a, b = exp(self.top - top), exp(later.top - top)
         return _Softmax(
             top,
             fma(later.norm, b, f32(self.norm * a)),
-            fma(later.sums, b[:, None], f32(self.sums * a[:, None])),
+            fma(later.sums, b[..., None], f32(self.sums * a[..., None])),
         )
