@@ -24,9 +24,9 @@ MAX_KEYS = 16_384
 MAX_TENSORS = 16_384
 MAX_STRING_BYTES = 4 * 2**20
 """Of one string. The longest real ones are chat templates, up to about 100 kB."""
-MAX_METADATA_BYTES = 32 * 2**20
+MAX_METADATA_BYTES = 24 * 2**20
 """Of all key-value pairs. A vocabulary of 262,144 with 514,000 merges takes 14 MB."""
-MAX_HEADER_BYTES = 40 * 2**20
+MAX_HEADER_BYTES = 32 * 2**20
 """Metadata and 16,384 tensor descriptions of at most 320 bytes."""
 MAX_ARRAY_ITEMS = 2**20
 """Of all arrays together, per kind (strings, numbers): 1.3 times the largest known vocabulary with its merges."""

@@ -8,7 +8,7 @@ Source: the safetensors format description (Hugging Face).
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,15 +16,16 @@ from numpy.typing import NDArray
 from headrace.base.errors import ModelFormatError
 from headrace.registry.files import map_file, shown
 from headrace.registry.formats.json_text import parse_json
-from headrace.registry.formats.tensor import STORED, TensorView, size_bytes
+from headrace.registry.formats.tensor import TensorView, size_bytes
 
 MAX_HEADER_BYTES = 16 * 2**20
-MAX_TENSORS = 65_536
+MAX_TENSORS = 32_768
 MAX_NAME_CHARACTERS = 512
 MAX_DIMENSIONS = 8
 # Per tensor: one object and two lists; name, three keys, and commas of eight dimensions and three members.
 _MAX_CONTAINERS = 3 * MAX_TENSORS + 64
 _MAX_ITEMS = 16 * MAX_TENSORS
+_FIELDS = frozenset(("dtype", "shape", "data_offsets"))
 _DTYPES = frozenset(
     ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2", "BOOL", "I64", "I32", "I16", "I8", "U64", "U32", "U16", "U8")
 )
@@ -93,36 +94,30 @@ def _check_metadata(metadata: Any, path: Path) -> None:
 
 
 def _entry(name: str, fields: Any, path: Path) -> tuple[str, str, tuple[int, ...], int, int]:
-    where = f"{path}: tensor {shown(name)}"
+    """Returns name, dtype, shape, start and stop. Messages are made on refusal only: a header may hold 32,768."""
+
+    def refuse(why: str) -> NoReturn:
+        raise ModelFormatError(f"{path}: tensor {shown(name)}: {why}")
+
     if not 1 <= len(name) <= MAX_NAME_CHARACTERS or not name.isprintable():
-        raise ModelFormatError(f"{where}: names are 1 to {MAX_NAME_CHARACTERS} printable characters")
-    if not isinstance(fields, dict) or fields.keys() != {"dtype", "shape", "data_offsets"}:
-        raise ModelFormatError(f"{where}: should have exactly dtype, shape and data_offsets")
-    dtype = fields["dtype"]
+        refuse(f"names are 1 to {MAX_NAME_CHARACTERS} printable characters")
+    if not isinstance(fields, dict) or fields.keys() != _FIELDS:
+        refuse("should have exactly dtype, shape and data_offsets")
+    dtype, shape, offsets = fields["dtype"], fields["shape"], fields["data_offsets"]
     if not isinstance(dtype, str) or dtype not in _DTYPES:
-        raise ModelFormatError(f"{where}: dtype {shown(str(dtype))} is unknown")
-    shape = _counts(fields["shape"], f"{where}: shape")
+        refuse(f"dtype {shown(str(dtype))} is unknown")
+    for what, values in (("shape", shape), ("data_offsets", offsets)):
+        if not isinstance(values, list):
+            refuse(f"{what} should be a list, found {type(values).__name__}")
+        for value in values:
+            # bool is an int in Python, but not here. 2^63 keeps products of eight dimensions printable.
+            if type(value) is not int or not 0 <= value < 2**63:
+                refuse(f"{what} should hold whole numbers from 0 to 2^63 − 1, found {shown(str(value), 40)}")
     if len(shape) > MAX_DIMENSIONS:
-        raise ModelFormatError(f"{where}: has {len(shape)} dimensions, the limit is {MAX_DIMENSIONS}")
-    offsets = _counts(fields["data_offsets"], f"{where}: data_offsets")
+        refuse(f"has {len(shape)} dimensions, the limit is {MAX_DIMENSIONS}")
     if len(offsets) != 2 or offsets[1] < offsets[0]:
-        raise ModelFormatError(f"{where}: data_offsets {list(offsets[:4])} are not a start and a later stop")
+        refuse(f"data_offsets {offsets[:4]} are not a start and a later stop")
     needed = size_bytes(dtype, shape)
     if needed != offsets[1] - offsets[0]:
-        raise ModelFormatError(
-            f"{where}: {dtype} {list(shape)} needs {needed} bytes, data_offsets give {offsets[1] - offsets[0]}"
-        )
-    return name, dtype, shape, offsets[0], offsets[1]
-
-
-def _counts(value: Any, where: str) -> tuple[int, ...]:
-    if not isinstance(value, list):
-        raise ModelFormatError(f"{where} should be a list, found {type(value).__name__}")
-    for item in value:
-        # bool is an int in Python, but not here. 2^63 keeps products of eight dimensions printable.
-        if type(item) is not int or not 0 <= item < 2**63:
-            raise ModelFormatError(f"{where} should hold whole numbers from 0 to 2^63 − 1, found {str(item)[:40]}")
-    return tuple(value)
-
-
-assert set(STORED) >= _DTYPES
+        refuse(f"{dtype} {shape} needs {needed} bytes, data_offsets give {offsets[1] - offsets[0]}")
+    return name, dtype, tuple(shape), offsets[0], offsets[1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -75,7 +76,7 @@ class TensorView:
     data: NDArray[np.uint8]
 
 
-def size_bytes(dtype: str, shape: tuple[int, ...]) -> int:
+def size_bytes(dtype: str, shape: Sequence[int]) -> int:
     """Returns the bytes of a tensor; the innermost dimension must be a whole number of blocks."""
     stored = STORED[dtype]
     return prod(shape) // stored.block_values * stored.block_bytes
