@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from headrace.base.clock import Clock
-from headrace.base.errors import ConfigError, MachineError
+from headrace.base.errors import ConfigError, MachineError, ModelFormatError
 from headrace.engine.executor import Executor, StepVm
 from headrace.engine.memory import MemoryNeeds, PoolPlan, plan_pool, read_available_bytes
 from headrace.engine.pace import Pace
@@ -134,7 +134,7 @@ def load(inspection: Inspection, clock: Clock, progress: Progress = lambda stage
     """Reads the weights, builds the VM and runs its first steps.
 
     Raises:
-        ModelFormatError: a weight holds what the VM or the packer refuses.
+        ModelFormatError: a weight holds what the VM or the packer refuses, or the model makes NaN of its first prompt.
         MachineError: the native library is missing, or this machine lacks the instruction set that was asked for.
         MemoryError: the memory is gone after all.
     """
@@ -204,6 +204,8 @@ def _warm_up(vm: StepVm, config: SchedulerConfig, pace: Pace, clock: Clock) -> N
         result = executor.run(plan)
         pace.observe(plan.num_rows, clock.now_s() - started_at_s)
         scheduler.complete(plan, result, clock.now_s())
+    if scheduler.totals.failed:
+        raise ModelFormatError("the model's first tokens are not numbers: its weights hold NaN or overflow")
 
 
 def _num_positions(inspection: Inspection) -> int:
