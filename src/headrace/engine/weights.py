@@ -1,8 +1,8 @@
 """Loads a model's weights: stored tensors → rows in program order → packed arrays that the VM reads.
 
 One weight is in the making per thread, so beside the packed result only that many raw copies exist at a time; the
-stored side is a memory map that the kernel may drop. Row moves (fusing, un-permuting) work on quantised rows as they
-are: a row is a whole number of blocks.
+stored side is a memory map whose pages are given back as soon as they are packed. Row moves (fusing, un-permuting)
+work on quantised rows as they are: a row is a whole number of blocks.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from headrace.program.ir import Program
 from headrace.program.model import ModelSpec
 from headrace.program.opcodes import Layout
 from headrace.program.rope import rope_table
+from headrace.registry.files import release_pages
 from headrace.registry.model import ModelFiles
 
 ALIGNMENT_BYTES = 64
@@ -102,7 +103,10 @@ def _make(plan: WeightPlan, spec: ModelSpec, pack: Pack) -> PackedWeight:
         case _:
             data = _matrix(plan, pack)
     assert data.nbytes == packed_bytes(plan.layout, plan.n, k), plan.spec.name
-    return PackedWeight(plan.spec.index, plan.layout, plan.n, k, _aligned(data))
+    weight = PackedWeight(plan.spec.index, plan.layout, plan.n, k, _aligned(data))
+    for part in plan.parts:
+        release_pages(part.tensor.data)
+    return weight
 
 
 def _matrix(plan: WeightPlan, pack: Pack) -> NDArray[np.uint8]:

@@ -56,6 +56,24 @@ def map_file(path: Path) -> NDArray[np.uint8]:
     return np.frombuffer(mapped, np.uint8)
 
 
+def release_pages(data: NDArray[np.uint8]) -> None:
+    """Tells the kernel that this part of a map is not needed now; it is read anew from the file if it is after all.
+
+    Keeps a process that has copied its weights from being charged for them twice. No effect on other arrays.
+    """
+    whole = data if data.base is None or not isinstance(data.base, np.ndarray) else data.base
+    mapped: object = whole.base
+    # numpy keeps a memoryview between an array and the object it was made from.
+    mapped = mapped.obj if isinstance(mapped, memoryview) else mapped
+    if not isinstance(mapped, mmap.mmap):
+        return
+    page = mmap.PAGESIZE
+    offset = data.ctypes.data - whole.ctypes.data
+    start, stop = offset + -offset % page, (offset + data.nbytes) // page * page
+    if stop > start:
+        mapped.madvise(mmap.MADV_DONTNEED, start, stop - start)
+
+
 def read_small(path: Path, limit_bytes: int) -> bytes:
     """Returns the content of a file of at most ``limit_bytes``."""
     fd = open_regular(path)

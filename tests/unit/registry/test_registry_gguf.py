@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from headrace.base.errors import ModelFormatError
+from headrace.registry.files import map_file
 from headrace.registry.formats.gguf import GgufFile, open_gguf, parse_gguf
 from headrace.registry.formats.gguf_vocabulary import check_vocabulary
 from headrace.testing.tiny import TinyShape, tiny_tensors, write_tiny_gguf
@@ -206,3 +207,21 @@ def test_blocks_have_the_size_their_type_says() -> None:
     row = Encoded("Q4_0", (1, 32), bytes(18))
 
     assert parse(gguf_bytes({}, {"t": row})).tensors["t"].data.nbytes == 18
+
+
+def test_the_vocabulary_can_be_left_out(tmp_path: Path) -> None:
+    data = map_file(write_tiny_gguf(tmp_path / "m.gguf"))
+
+    whole = parse_gguf(data, Path("m.gguf"))
+    without = parse_gguf(data, Path("m.gguf"), has_vocabulary=False)
+
+    left_out = {f"tokenizer.ggml.{name}" for name in ("tokens", "token_type", "merges")}
+    assert without.metadata == {key: value for key, value in whole.metadata.items() if key not in left_out}
+    assert without.tensors.keys() == whole.tensors.keys()
+
+
+def test_a_lying_vocabulary_is_refused_even_when_left_out() -> None:
+    lie = file_of((pair(b"tokenizer.ggml.tokens", ARRAY, array(STRING, 1, struct.pack("<Q", 2**63))),))
+
+    with pytest.raises(ModelFormatError, match="passes the end"):
+        parse_gguf(np.frombuffer(lie, np.uint8), Path("m.gguf"), has_vocabulary=False)

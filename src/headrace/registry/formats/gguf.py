@@ -40,6 +40,7 @@ _GGML_TYPES = {
 }  # fmt: skip
 _SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 10: "<Q", 11: "<q", 12: "<d"}
 _UINT32, _BOOL, _STRING, _ARRAY = 4, 7, 8, 9
+_VOCABULARY_PREFIX = "tokenizer.ggml."
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,19 +60,28 @@ def open_gguf(path: Path) -> GgufFile:
     return parse_gguf(map_file(path), path)
 
 
-def parse_gguf(data: NDArray[np.uint8], path: Path) -> GgufFile:
-    """Returns what a file of the bytes ``data`` holds; ``path`` only names it in messages."""
+def parse_gguf(data: NDArray[np.uint8], path: Path, *, has_vocabulary: bool = True) -> GgufFile:
+    """Returns what a file of the bytes ``data`` holds; ``path`` only names it in messages.
+
+    Args:
+        has_vocabulary: False steps over the tokenizer's arrays, most of the time that a header takes.
+    """
     reader = _Reader(data, path)
     num_tensors, num_keys = _read_counts(reader)
     metadata: dict[str, Any] = {}
     start = reader.offset
     alignment = 32
+    seen: set[str] = set()
     for _ in range(num_keys):
         key = reader.string("a key", limit_bytes=65_535)
-        if not key or not key.isprintable() or key in metadata:
-            reader.refuse(f"the key {shown(key)} is {'there twice' if key in metadata else 'not printable'}")
+        if not key or not key.isprintable() or key in seen:
+            reader.refuse(f"the key {shown(key)} is {'there twice' if key in seen else 'not printable'}")
+        seen.add(key)
         kind = reader.number("<I", f"the type of {shown(key)}")
-        metadata[key] = reader.value(kind, key)
+        if kind == _ARRAY and key.startswith(_VOCABULARY_PREFIX) and not has_vocabulary:
+            reader.array(key, is_kept=False)
+        else:
+            metadata[key] = reader.value(kind, key)
         if key == "general.alignment":
             alignment = _alignment(reader, kind, metadata[key])
         if reader.offset - start > MAX_METADATA_BYTES:
@@ -204,12 +214,13 @@ class _Reader:
         if kind == _BOOL:
             return self._bools(1, key)[0]
         if kind == _ARRAY:
-            return self._array(key)
+            return self.array(key)
         if kind not in _SCALARS:
             self.refuse(f"the type of {shown(key)} is {kind}, which is unknown")
         return self.number(_SCALARS[kind], f"the value of {shown(key)}")
 
-    def _array(self, key: str) -> list[Any]:
+    def array(self, key: str, *, is_kept: bool = True) -> list[Any]:
+        """Returns the next array; with ``is_kept`` False it is checked for size only and comes back empty."""
         kind = self.number("<I", f"the item type of {shown(key)}")
         count = self.number("<Q", f"the length of {shown(key)}")
         if kind == _ARRAY:
@@ -221,11 +232,13 @@ class _Reader:
             self.refuse(f"{shown(key)} has {count} items; arrays of {what} may hold {MAX_ARRAY_ITEMS} in one file")
         self._items_left[what] -= count
         if kind == _STRING:
-            return self._strings(count, key)
+            return self._strings(count, key, is_kept=is_kept)
         if kind == _BOOL:
             return self._bools(count, key)
         item = np.dtype(_SCALARS[kind])
         raw = self.take(count * item.itemsize, f"the array {shown(key)}")
+        if not is_kept:
+            return []
         items: list[Any] = np.frombuffer(raw, item).tolist()
         return items
 
@@ -235,24 +248,21 @@ class _Reader:
             self.refuse(f"{shown(key)} holds a bool that is neither 0 nor 1")
         return [byte == 1 for byte in raw]
 
-    def _strings(self, count: int, key: str) -> list[str]:
+    def _strings(self, count: int, key: str, *, is_kept: bool) -> list[str]:
         # The same checks as `string`, unrolled: a vocabulary with its merges is 100,000 of them.
         if count * 8 > self.left:
             self.refuse(f"{shown(key)} claims {count} strings, but only {self.left} bytes are left")
         head, length, offset, end = self._head, struct.Struct("<Q").unpack_from, self.offset, len(self._head)
         items: list[str] = []
         try:
-            for _ in range(count):
-                if offset + 8 > end:
-                    break
+            for index in range(count):
                 start = offset + 8
-                offset = start + length(head, offset)[0]
+                offset = start + length(head, offset)[0] if start <= end else end + 1
                 if offset > end or offset - start > MAX_STRING_BYTES:
-                    break
-                items.append(head[start:offset].decode())
+                    self.refuse(f"item {index} of {shown(key)} passes the end of the file or is over the limit")
+                if is_kept:
+                    items.append(head[start:offset].decode())
         except UnicodeDecodeError as error:
             self.refuse(f"item {len(items)} of {shown(key)} is not UTF-8: {error.reason}")
-        if len(items) != count:
-            self.refuse(f"item {len(items)} of {shown(key)} passes the end of the file or is over the limit")
         self.offset = offset
         return items
