@@ -37,17 +37,21 @@ class StubHub:
     ignores_ranges: bool = False
     has_lying_hashes: bool = False
     redirect_to: str | None = None
+    listing_body: bytes | None = None
+    size_lie: int = 0
     requests: list[tuple[str, str | None, str | None]] = field(default_factory=list)
     release: threading.Event = field(default_factory=threading.Event)
 
     def listing(self) -> bytes:
+        if self.listing_body is not None:
+            return self.listing_body
         siblings: list[dict[str, object]] = []
         for name, content in self.files.items():
             blob = hashlib.sha1(f"blob {len(content)}\0".encode() + content).hexdigest()
             entry: dict[str, object] = {"rfilename": name, "size": len(content), "blobId": blob}
             if name.endswith((".safetensors", ".gguf")):
                 sha256 = "0" * 64 if self.has_lying_hashes else hashlib.sha256(content).hexdigest()
-                entry["lfs"] = {"sha256": sha256, "size": len(content), "pointerSize": 134}
+                entry["lfs"] = {"sha256": sha256, "size": len(content) + self.size_lie, "pointerSize": 134}
             siblings.append(entry)
         return json.dumps({"id": "org/tiny", "sha": COMMIT, "siblings": siblings, "private": False}).encode()
 
@@ -333,3 +337,30 @@ def test_an_endpoint_that_is_no_web_address_is_a_config_error(monkeypatch: pytes
 
     with pytest.raises(ConfigError, match="HF_ENDPOINT"):
         hub_from_environment()
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (b"<html>", "malformed"),
+        (b'{"sha":"abc"}', "malformed"),
+        (b'{"sha":"../../x","siblings":[]}', "names the commit"),
+        (b'{"sha":"abc","siblings":[{"rfilename":"model.safetensors"}]}', "no size"),
+        (b'{"sha":"abc","siblings":[{"rfilename":"model.safetensors","size":-5}]}', "no size"),
+    ],
+)
+def test_a_listing_that_lies_is_a_source_error(stub: StubHub, tmp_path: Path, body: bytes, words: str) -> None:
+    stub.listing_body = body
+
+    with pytest.raises(SourceError, match=words):
+        fetch(stub, tmp_path / "m")
+
+
+@pytest.mark.parametrize(("size_lie", "words"), [(-1, "sends more than"), (1, "gave up after 5 tries")])
+def test_a_file_of_another_size_than_listed_is_refused(
+    stub: StubHub, tmp_path: Path, size_lie: int, words: str
+) -> None:
+    stub.size_lie = size_lie
+
+    with pytest.raises(SourceError, match=words):
+        fetch(stub, tmp_path / "m")

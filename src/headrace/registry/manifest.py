@@ -121,7 +121,10 @@ def _verify(folder: Path, *, is_full: bool) -> Manifest:
         raise ModelIntegrityError(f"{folder}: {'; '.join(filter(None, (what, more)))}; pull the model again")
     checked: dict[str, FileRecord] = {}
     for name, record in manifest.files.items():
-        found = os.lstat(folder / name)
+        try:
+            found = os.lstat(folder / name)
+        except OSError as error:
+            raise ModelIntegrityError(f"{folder / name}: went away while it was checked") from error
         is_settled = found.st_ctime_ns + _RACE_NS < written_ns
         if record.has_traits_of(found) and is_settled and not is_full:
             continue

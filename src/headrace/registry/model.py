@@ -7,6 +7,7 @@ against it first, so bytes that are not the ones pulled are refused before they 
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -78,7 +79,8 @@ def open_model(path: Path, *, has_vocabulary: bool = True) -> ModelFiles:
     Cost: headers only; hashes files that changed since the manifest was last checked (about 1 GB/s).
     """
     folder, weights = _weights_of(path)
-    manifest_digest = verify_changed(folder) if (folder / MANIFEST_NAME).exists() else None
+    has_manifest = os.path.lexists(folder / MANIFEST_NAME)
+    manifest_digest = verify_changed(folder) if has_manifest else None
     maps = {file: _map_weights(file) for file in weights}
     is_gguf = bytes(maps[weights[0]][:4]) == b"GGUF"
     metadata: dict[str, Any] = {}
@@ -117,11 +119,15 @@ def open_model(path: Path, *, has_vocabulary: bool = True) -> ModelFiles:
 
 def _weights_of(path: Path) -> tuple[Path, tuple[Path, ...]]:
     """Returns the model's folder and its weight files."""
-    if not path.exists() and not path.is_symlink():
-        raise ModelFormatError(f"{path}: there is no such file or folder")
-    if not path.is_dir():
-        return path.parent, (path,)
-    names = sorted(entry.name for entry in path.iterdir())
+    try:
+        if not path.is_dir():
+            path.lstat()
+            return path.parent, (path,)
+        names = sorted(entry.name for entry in path.iterdir())
+    except FileNotFoundError as error:
+        raise ModelFormatError(f"{path}: there is no such file or folder") from error
+    except OSError as error:
+        raise ModelFormatError(f"{str(path)[:200]}: cannot be read: {error.strerror}") from error
     gguf = [name for name in names if name.endswith(".gguf")]
     safetensors = [name for name in names if name.endswith(".safetensors")]
     if _INDEX_NAME in names:

@@ -221,6 +221,16 @@ def test_nothing_there_is_said_plainly(tmp_path: Path) -> None:
         open_model(tmp_path / "absent")
     with pytest.raises(ModelFormatError, match="neither"):
         open_model(tmp_path)
+    with pytest.raises(ModelFormatError, match="cannot be read"):
+        open_model(tmp_path / ("n" * 300))
+
+
+def test_a_manifest_that_is_a_link_is_refused(tmp_path: Path) -> None:
+    folder = write_tiny_llama(tmp_path / "m")
+    (folder / "headrace-manifest.json").symlink_to(tmp_path / "absent")
+
+    with pytest.raises(ModelFormatError, match="symbolic link"):
+        open_model(folder)
 
 
 def test_a_folder_with_a_manifest_is_checked_before_it_is_parsed(tmp_path: Path) -> None:
