@@ -22,19 +22,32 @@ from headrace.base.errors import (
 
 
 class Exit(IntEnum):
-    """Every exit code."""
+    """Every exit code; ``MEANINGS`` says what each stands for."""
 
     GOOD = 0
-    BAD = 1  # it ran, and the answer is no: a check failed, a server ended badly
-    USAGE = 2  # the command line, a setting or an input is wrong
-    UNDECIDED = 3  # it ran, and there is not enough to say yes or no
+    BAD = 1
+    USAGE = 2
+    UNDECIDED = 3
     ADDRESS_IN_USE = 10
-    MODEL = 11  # the model cannot be used, or does not fit
-    MACHINE = 12  # no native library, missing CPU feature
-    SOURCE = 13  # a model could not be fetched
+    MODEL = 11
+    MACHINE = 12
+    SOURCE = 13
     ALREADY_RUNNING = 14
-    WORK_CUT = 75  # ended as asked, but requests that ran had to be cut
+    WORK_CUT = 75
 
+
+MEANINGS: Final[dict[Exit, str]] = {
+    Exit.GOOD: "it worked, and the answer is yes",
+    Exit.BAD: "it ran, and the answer is no: a check failed, a server ended badly",
+    Exit.USAGE: "the command line, a setting or an input is wrong",
+    Exit.UNDECIDED: "it ran, and there is not enough to say yes or no",
+    Exit.ADDRESS_IN_USE: "another program listens on the port",
+    Exit.MODEL: "the model cannot be used: malformed, altered, not supported or too large",
+    Exit.MACHINE: "this machine lacks something: the native library, a CPU feature, disk space",
+    Exit.SOURCE: "the model could not be found or fetched",
+    Exit.ALREADY_RUNNING: "the same server runs already",
+    Exit.WORK_CUT: "ended as asked, but requests that ran had to be cut",
+}
 
 # In this order: the first class that fits decides.
 _CODES: Final[tuple[tuple[type[HeadraceError], Exit], ...]] = (
