@@ -7,7 +7,7 @@ slow (seconds for a two-layer toy) and meant for tests and for finding where a k
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -146,7 +146,7 @@ class Interpreter:
         weights: one per entry of the program's table, packed as the VM gets them.
         blocks: KV pages per layer.
 
-    ``buffers`` holds every activation buffer as the last instruction that ran left it, by buffer index.
+    ``buffers`` holds every activation buffer as the last instruction that wrote it left it, by buffer index.
     """
 
     def __init__(self, program: Program, weights: Sequence[PackedLike], *, kv_type: KvType, blocks: int) -> None:
@@ -167,8 +167,15 @@ class Interpreter:
         self.keys = np.zeros(shape, np.float32)
         self.values = np.zeros(shape, np.float32)
 
-    def step(self, step: StepInput, *, max_top: int, num_instructions: int | None = None) -> StepOutput:
-        """Runs the first ``num_instructions`` (all by default) on one batch."""
+    def step(
+        self, step: StepInput, *, max_top: int, after: Callable[[int, Instruction], None] | None = None
+    ) -> StepOutput:
+        """Runs the program on one batch.
+
+        Args:
+            max_top: width of the top log-probabilities.
+            after: called after every instruction with its number, when its buffers can be looked at.
+        """
         count = len(step.outputs)
         out = StepOutput(
             np.zeros(count, RESULT_DTYPE),
@@ -176,7 +183,7 @@ class Interpreter:
             np.full((count, max_top), -np.inf, np.float32),
             np.zeros((count, self.program.spec.vocab_size), np.float32),
         )
-        for item in self.program.instructions[:num_instructions]:
+        for number, item in enumerate(self.program.instructions):
             match item.opcode:
                 case Opcode.EMBED:
                     self._embed(item, step)
@@ -188,6 +195,8 @@ class Interpreter:
                     self._attention(item, step)
                 case Opcode.HEAD:
                     self._head(item, step, out)
+            if after is not None:
+                after(number, item)
         return out
 
     def _embed(self, item: Instruction, step: StepInput) -> None:

@@ -2,8 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from headrace.program.interpret import StepInput
 from headrace.program.ir import Program, WeightSpec
@@ -17,18 +19,20 @@ from headrace.program.spec import ModelSpec, spec_from_config
 CONTEXT_TOKENS = 2048
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Packed:
+    """A packed weight as the VM takes it."""
+
     layout: Layout
     n: int
     k: int
-    data: np.ndarray
+    data: NDArray[np.uint8]
 
 
 def random_spec(random: np.random.Generator, **changes: object) -> ModelSpec:
     """Returns a spec of odd sizes: vocabularies that fill no tile, heads of one to three groups, every option."""
     kv_heads = int(random.integers(1, 4))
-    config = {
+    config: dict[str, Any] = {
         "architectures": ["MistralForCausalLM" if random.random() < 0.3 else "LlamaForCausalLM"],
         "num_hidden_layers": 2,
         "hidden_size": 32 * int(random.integers(1, 4)),
@@ -49,7 +53,7 @@ def random_spec(random: np.random.Generator, **changes: object) -> ModelSpec:
     return spec_from_config(config)
 
 
-def random_matrix(random: np.random.Generator, layout: Layout, n: int, k: int) -> np.ndarray:
+def random_matrix(random: np.random.Generator, layout: Layout, n: int, k: int) -> NDArray[np.uint8]:
     """Returns packed bytes of weights with a variance of about 1/k, extreme integers included."""
     none = np.zeros((0, 0), np.float32)
     if layout in (Layout.F32, Layout.BF16):
@@ -79,7 +83,7 @@ def random_weights(random: np.random.Generator, program: Program, layouts: Seque
     return [one(weight) for weight in program.weights]
 
 
-def aligned(array: np.ndarray) -> np.ndarray:
+def aligned(array: NDArray[Any]) -> NDArray[np.uint8]:
     """Returns the bytes of ``array`` at a 64-byte boundary, as the VM wants them."""
     raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     memory = np.empty(raw.size + 64, np.uint8)
@@ -88,7 +92,7 @@ def aligned(array: np.ndarray) -> np.ndarray:
     return memory[start : start + raw.size]
 
 
-@dataclass
+@dataclass(slots=True)
 class Conversation:
     """Sequences that grow step by step, their pages scattered over the pool."""
 
@@ -98,11 +102,12 @@ class Conversation:
     pages: dict[int, list[int]] = field(default_factory=dict)
     lengths: dict[int, int] = field(default_factory=dict)
 
-    def step(self, rows: dict[int, int], outputs: np.ndarray | None = None, **extra: np.ndarray) -> StepInput:
+    def step(self, rows: dict[int, int], outputs: NDArray[np.void] | None = None) -> StepInput:
         """Returns the step that gives sequence ``id`` its next ``rows[id]`` tokens."""
         free = [block for block in range(self.blocks) if all(block not in used for used in self.pages.values())]
         self.random.shuffle(free)
-        positions, starts = [], [0]
+        positions: list[int] = []
+        starts = [0]
         for seq, count in rows.items():
             start = self.lengths.get(seq, 0)
             positions += range(start, start + count)
@@ -119,25 +124,21 @@ class Conversation:
         if outputs is None:
             outputs = plain_outputs(range(count), positions)
         none = np.zeros(0, np.int32)
-        extra = {
-            "count_ids": none,
-            "counts": none,
-            "bias_ids": none,
-            "bias_values": none.astype(np.float32),
-            "masks": np.zeros((0, 0), np.uint32),
-            **extra,
-        }
         return StepInput(
             tokens=self.random.integers(0, self.vocab_size, count).astype(np.int32),
             positions=np.array(positions, np.int32),
             seq_starts=np.array(starts, np.int32),
             block_tables=tables,
             outputs=outputs,
-            **extra,
+            count_ids=none,
+            counts=none,
+            bias_ids=none,
+            bias_values=none.astype(np.float32),
+            masks=np.zeros((0, 0), np.uint32),
         )
 
 
-def plain_outputs(rows: Sequence[int], positions: Sequence[int]) -> np.ndarray:
+def plain_outputs(rows: Sequence[int], positions: Sequence[int] | NDArray[np.int32]) -> NDArray[np.void]:
     """Returns greedy output rows with five top log-probabilities."""
     outputs = np.zeros(len(rows), OUTPUT_DTYPE)
     outputs["row"] = rows
@@ -152,7 +153,7 @@ def random_outputs(random: np.random.Generator, step: StepInput, vocab_size: int
     """Returns the step with a choice of its own kind for every row: filters, penalties, bias, masks, targets."""
     rows = len(step.tokens)
     outputs = plain_outputs(range(rows), step.positions)
-    ids: dict[str, list[np.ndarray]] = {"count": [], "bias": []}
+    ids: dict[str, list[NDArray[np.int32]]] = {"count": [], "bias": []}
     for output in outputs:
         output["num_logprobs"] = random.choice([-1, 0, 1, 20])
         output["temperature"] = random.choice([0, 0.3, 1, 2])

@@ -1,0 +1,215 @@
+"""The VM against the reference interpreter: every instruction's output, on every instruction set of this machine.
+
+Everything is compared to the bit, for the numerics contract leaves no freedom (one accumulator per column along K, one
+rounding per operation), but for two things with a derived bound:
+    log-probabilities   the VM sums exponentials in float32, sixteen lanes, blocks of 128, then in float64: at most
+                        2 + 8 + 4 roundings and exponentials within 2⁻²² give 2⁻¹⁹ relative in the sum, hence absolute
+                        in its logarithm; the results are float32 of magnitude up to 16 (2⁻²⁰ more)
+    avx512bf16          its product instruction flushes denormals: bf16 products within 2⁻¹⁰⁰ absolute
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from headrace.kernels.vm import KvConfig, Vm, available_isas
+from headrace.program.encode import encode
+from headrace.program.interpret import Interpreter, StepInput, StepOutput
+from headrace.program.ir import Instruction, Program, effect
+from headrace.program.layouts import Numbers, pack
+from headrace.program.opcodes import BLOCK_TOKENS, KvType, Layout
+from headrace.program.spec import ModelSpec, build_program
+from headrace.program.verify import verify, verify_encoded
+from headrace.testing.random_programs import Conversation, Packed, aligned, random_outputs, random_spec, random_weights
+
+BLOCKS = 40
+MAX_ROWS = 80
+LOGPROB_BOUND = 2**-19 + 2**-20
+ISAS = available_isas()
+LAYOUTS = {
+    "f32": [Layout.F32],
+    "bf16": [Layout.BF16],
+    "q8": [Layout.Q8],
+    "q4": [Layout.Q4],
+    "q4m": [Layout.Q4M],
+    "mixed": [Layout.F32, Layout.BF16, Layout.Q8, Layout.Q4, Layout.Q4M],
+}
+
+
+class Pair:
+    """The same program, weights and pool, in the VM and in the reference."""
+
+    def __init__(self, spec: ModelSpec, weights: Sequence[Packed], kv_type: KvType, isa: str, threads: int) -> None:
+        self.program: Program = build_program(spec)
+        self.encoded = encode(self.program, MAX_ROWS)
+        verify(self.program)
+        verify_encoded(self.program, self.encoded)
+        self.reference = Interpreter(self.program, weights, kv_type=kv_type, blocks=BLOCKS)
+        self.vm = Vm(
+            self.encoded.records,
+            self.encoded.arena_bytes,
+            weights,
+            threads=threads,
+            isa=isa,
+            max_rows=MAX_ROWS,
+            max_sequences=8,
+            max_outputs=MAX_ROWS,
+            max_top=20,
+            kv=KvConfig(kv_type, spec.layers, spec.kv_heads, spec.head_size, BLOCKS),
+        )
+
+    def vm_step(self, step: StepInput, num_records: int | None = None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        return self.vm.step(
+            step.tokens,
+            step.positions,
+            step.seq_starts,
+            step.block_tables,
+            step.outputs,
+            count_ids=step.count_ids,
+            counts=step.counts,
+            bias_ids=step.bias_ids,
+            bias_values=step.bias_values,
+            masks=step.masks,
+            num_records=num_records,
+        )
+
+    def compare(self, step: StepInput) -> None:
+        """Runs the step up to every instruction in turn, and compares what it wrote; then the pages, then the head."""
+
+        def written(number: int, item: Instruction) -> None:
+            self.vm_step(step, number + 1)
+            for index in (*effect(item).updates, *effect(item).writes):
+                bound = self.encoded.buffer(self.program.buffers[index].name)
+                ours = self.vm.read_buffer(bound.offset, len(step.tokens), bound.width)
+                where = f"instruction {number} {item.opcode.name}"
+                np.testing.assert_array_equal(ours, self.reference.buffers[index], err_msg=where)
+
+        wanted = self.reference.step(step, max_top=20, after=written)
+        self.compare_pages(step)
+        self.compare_head(step, wanted)
+
+    def compare_pages(self, step: StepInput) -> None:
+        """Compares what stands in the pages of the step's sequences."""
+        for seq in range(len(step.seq_starts) - 1):
+            length = int(step.positions[step.seq_starts[seq + 1] - 1]) + 1
+            for page in range(-(-length // BLOCK_TOKENS)):
+                block, used = int(step.block_tables[seq, page]), min(length - page * BLOCK_TOKENS, BLOCK_TOKENS)
+                for layer in range(self.program.spec.layers):
+                    for head in range(self.program.spec.kv_heads):
+                        keys = self.vm.read_keys(layer, block, head)[:used]
+                        values = self.vm.read_values(layer, block, head)[:used]
+                        np.testing.assert_array_equal(keys, self.reference.keys[layer, block, head, :used])
+                        np.testing.assert_array_equal(values, self.reference.values[layer, block, head, :used])
+
+    def compare_head(self, step: StepInput, wanted: StepOutput) -> None:
+        """Compares what the head says."""
+        results, top_ids, top_logprobs = self.vm_step(step)
+        for name in ("status", "token", "num_top"):
+            np.testing.assert_array_equal(results[name], wanted.results[name], err_msg=name)
+        np.testing.assert_allclose(results["logsumexp"], wanted.results["logsumexp"], rtol=0, atol=LOGPROB_BOUND)
+        np.testing.assert_allclose(results["logprob"], wanted.results["logprob"], rtol=0, atol=LOGPROB_BOUND)
+        for row, count in enumerate(results["num_top"]):
+            np.testing.assert_array_equal(top_ids[row, :count], wanted.top_ids[row, :count])
+            np.testing.assert_allclose(
+                top_logprobs[row, :count], wanted.top_logprobs[row, :count], rtol=0, atol=LOGPROB_BOUND
+            )
+
+
+def pair(layouts: Sequence[Layout], seed: int, isa: str, kv_type: KvType = KvType.BF16, **changes: object) -> Pair:
+    random = np.random.default_rng(seed)
+    spec = random_spec(random, **changes)
+    return Pair(spec, random_weights(random, build_program(spec), layouts), kv_type, isa, threads=1 + seed % 2)
+
+
+def conversation(case: Pair, seed: int) -> Conversation:
+    return Conversation(np.random.default_rng(seed + 1000), case.program.spec.vocab_size, BLOCKS)
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("layouts", LAYOUTS)
+@pytest.mark.parametrize("isa", ISAS)
+def test_every_instruction_gives_the_same_bits(isa: str, layouts: str, seed: int) -> None:
+    kv_type = KvType.F32 if layouts == "f32" else KvType.BF16
+    case = pair(LAYOUTS[layouts], seed, isa, kv_type)
+    talk = conversation(case, seed)
+
+    # A prompt that ends one short of a page, one that ends one past it, then rows of all kinds together.
+    for rows in ({0: 31, 1: 33}, {0: 1, 1: 1, 2: 5}, {2: 1, 0: 34, 3: 1, 1: 2}):
+        case.compare(talk.step(rows))
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 7, 8, 9, 16, 17, 31, 64, 65])
+@pytest.mark.parametrize("isa", ISAS)
+def test_any_number_of_rows_gives_the_same_bits(isa: str, rows: int) -> None:
+    case = pair(LAYOUTS["mixed"], rows, isa)
+
+    case.compare(conversation(case, rows).step({0: rows}))
+
+
+@pytest.mark.parametrize("window", [1, 31, 32, 33, 512, 600])
+@pytest.mark.parametrize("isa", ISAS)
+def test_windows_and_slices_of_a_long_context_give_the_same_bits(isa: str, window: int) -> None:
+    small = {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 32, "head_dim": 32}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 20}
+    case = pair(LAYOUTS["bf16"], 1, isa, architectures=["MistralForCausalLM"], sliding_window=window, **small, **heads)
+    talk = conversation(case, 0)
+    # The pool is filled by the VM and copied: the reference needs only the pages.
+    for _ in range(8):
+        step = talk.step({0: 70, 1: 1})
+        case.vm_step(step)
+        copy_pages(case, step)
+
+    case.compare(talk.step({0: 3, 1: 2, 2: 1}))
+
+
+def copy_pages(case: Pair, step: StepInput) -> None:
+    for block in np.unique(step.block_tables):
+        for head in range(case.program.spec.kv_heads):
+            case.reference.keys[0, block, head] = case.vm.read_keys(0, int(block), head)
+            case.reference.values[0, block, head] = case.vm.read_values(0, int(block), head)
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("isa", ISAS)
+def test_choices_are_those_of_the_definition(isa: str, seed: int) -> None:
+    case = pair(LAYOUTS["mixed"], seed, isa, num_hidden_layers=1)
+    talk = conversation(case, seed)
+    random = np.random.default_rng(seed)
+    step = random_outputs(random, talk.step({0: 17, 1: 40}), case.program.spec.vocab_size)
+
+    case.compare(step)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_choices_over_a_vocabulary_past_the_candidates_are_those_of_the_definition(isa: str) -> None:
+    case = pair(LAYOUTS["f32"], 0, isa, num_hidden_layers=1, vocab_size=1500, hidden_size=32)
+    talk = conversation(case, 0)
+
+    for seed in range(3):
+        step = random_outputs(np.random.default_rng(seed), talk.step({0: 40, 1: 20}), 1500)
+        case.compare(step)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("layouts", ["f32", "bf16", "q8", "q4", "q4m"])
+@pytest.mark.parametrize("isa", ISAS)
+def test_row_that_is_not_finite_is_reported_and_its_neighbours_are_not(isa: str, layouts: str, bad: float) -> None:
+    random = np.random.default_rng(0)
+    spec = random_spec(random, tie_word_embeddings=False, vocab_size=64)
+    weights = random_weights(random, build_program(spec), LAYOUTS[layouts])
+    table = np.random.default_rng(1).standard_normal((64, spec.width)).astype(np.float32)
+    table[5, 7] = bad
+    none = np.zeros((0, 0), np.float32)
+    embed = Packed(Layout.F32, 64, spec.width, aligned(pack(Numbers(Layout.F32, table, none, none))))
+    case = Pair(spec, [embed, *weights[1:]], KvType.BF16, isa, threads=1)
+    step = conversation(case, 0).step({0: 1, 1: 1, 2: 1})
+    step.tokens[:] = [4, 5, 6]
+    step.outputs["num_logprobs"] = -1
+
+    results, _, _ = case.vm_step(step)
+
+    with np.errstate(all="ignore"):
+        wanted = case.reference.step(step, max_top=20)
+    np.testing.assert_array_equal(results["status"], [0, 1, 0])
+    np.testing.assert_array_equal(wanted.results["status"], [0, 1, 0])
