@@ -60,7 +60,7 @@ def read_facts(path: Path) -> ModelFacts:
     from headrace.program.spec import spec_from_files
     from headrace.registry.model import open_model
 
-    spec = spec_from_files(open_model(path))
+    spec = spec_from_files(open_model(path, has_vocabulary=False))
     return ModelFacts(str(spec.architecture), spec.context_tokens, spec.window or None)
 
 
