@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import codecs
 import json
 import socket
@@ -12,11 +13,13 @@ from typing import Any
 
 import aiohttp
 import pytest
+import uvloop
 
 from headrace.protocol.launch import FrontLaunch
 from headrace.replica.port import Readiness
 from headrace.server.front import Front
 from headrace.testing.mock_worker import MockWorker, Script
+from headrace.text.stop import StopMatcher
 
 MODEL = "tests/bytes"
 
@@ -50,37 +53,18 @@ class PlainTemplate:
     def render(
         self,
         messages: Sequence[Mapping[str, object]],
+        *,
         tools: Sequence[Mapping[str, object]] | None = None,
         add_generation_prompt: bool = True,
-        **values: object,
+        kwargs: Mapping[str, object] | None = None,
     ) -> str:
         lines = [f"{message['role']}: {message['content']}" for message in messages]
         return "\n".join([*lines, *(["assistant:"] if add_generation_prompt else [])])
 
-
-class NaiveStops:
-    """Stop strings the slow and obvious way."""
-
-    def __init__(self, stops: Sequence[str]) -> None:
-        self._stops = stops
-        self._held = ""
-
-    def push(self, text: str) -> tuple[str, bool]:
-        self._held += text
-        found = [index for stop in self._stops if (index := self._held.find(stop)) >= 0]
-        if found:
-            return self._held[: min(found)], True
-        keep = max(
-            (size for stop in self._stops for size in range(1, len(stop)) if self._held.endswith(stop[:size])),
-            default=0,
-        )
-        said = self._held[: len(self._held) - keep]
-        self._held = self._held[len(said) :]
-        return said, False
-
-    def flush(self) -> str:
-        said, self._held = self._held, ""
-        return said
+    def split_kwargs(
+        self, kwargs: Mapping[str, object], *, has_tools: bool = False
+    ) -> tuple[dict[str, object], list[str]]:
+        return {}, sorted(kwargs)
 
 
 class ByteKit:
@@ -89,11 +73,11 @@ class ByteKit:
     tokenizer = ByteTokenizer()
     template = PlainTemplate()
 
-    def text_stream(self) -> ByteText:
+    def text_stream(self, *, is_text_start: bool) -> ByteText:
         return ByteText()
 
-    def stops(self, stops: Sequence[str]) -> NaiveStops:
-        return NaiveStops(stops)
+    def stops(self, stops: Sequence[str]) -> StopMatcher:
+        return StopMatcher(stops)
 
 
 class House:
@@ -135,6 +119,11 @@ class House:
         self.socket_path.unlink(missing_ok=True)
         self.worker = MockWorker(script)
         await self.worker.start(self.socket_path)
+
+
+def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """Fronts run on uvloop, whose transports differ from asyncio's."""
+    return {"uvloop": uvloop.new_event_loop}
 
 
 MakeHouse = Callable[..., Any]

@@ -353,7 +353,7 @@ class Run:
             echo = Echo(prompt.text, prompt.ids, list(prompt.offsets), has_logprobs=has_logprobs, is_alone=is_alone)
         return Generation(
             index,
-            kit.text_stream(),
+            kit.text_stream(is_text_start=isinstance(self.request, ChatRequest)),
             kit.stops(options.stops) if options.stops else None,
             kit.tokenizer if has_logprobs else None,
             echo,

@@ -39,11 +39,18 @@ class Template(Protocol):
     def render(
         self,
         messages: Sequence[Mapping[str, object]],
+        *,
         tools: Sequence[Mapping[str, object]] | None = None,
         add_generation_prompt: bool = True,
-        **values: object,
+        kwargs: Mapping[str, object] | None = None,
     ) -> str:
         """Gives the prompt text of a conversation."""
+        ...
+
+    def split_kwargs(
+        self, kwargs: Mapping[str, object], *, has_tools: bool = False
+    ) -> tuple[dict[str, object], list[str]]:
+        """Parts template variables into those that it reads and the names of the others."""
         ...
 
 
@@ -56,12 +63,12 @@ class TextKit(Protocol):
         ...
 
     @property
-    def template(self) -> Template | None:
-        """The model's chat template, where it has one."""
+    def template(self) -> Template:
+        """The model's chat template; it refuses every conversation where the model has none."""
         ...
 
-    def text_stream(self) -> TextStream:
-        """Makes an incremental detokeniser."""
+    def text_stream(self, *, is_text_start: bool) -> TextStream:
+        """Makes an incremental detokeniser for a text of its own, or one that goes on from a prompt."""
         ...
 
     def stops(self, stops: Sequence[str]) -> Stops:
@@ -110,17 +117,23 @@ class Renderer:
             return [Prompt(prompt) for prompt in request.prompts if isinstance(prompt, list)]
         return await loop.run_in_executor(self._executor, self._render_prompts, request)
 
+    def ignored_values(self, request: ChatRequest | CompletionRequest) -> tuple[str, ...]:
+        """Gives the ``chat_template_kwargs`` that this model's template does not read.
+
+        Raises:
+            RequestError: a name is reserved.
+        """
+        if not isinstance(request, ChatRequest) or not request.template_values:
+            return ()
+        ignored = self._kit.template.split_kwargs(request.template_values, has_tools=bool(request.tools))[1]
+        return tuple(f"chat_template_kwargs.{name}" for name in ignored)
+
     def _render_chat(self, request: ChatRequest) -> list[int]:
-        template = self._kit.template
-        if template is None:
-            raise RequestError(
-                "this model has no chat template: use /v1/completions", param="messages", code="unsupported_parameter"
-            )
-        text = template.render(
+        text = self._kit.template.render(
             request.messages,
-            request.tools,
+            tools=request.tools,
             add_generation_prompt=request.add_generation_prompt,
-            **request.template_values,
+            kwargs=request.template_values,
         )
         # The template writes the special tokens itself; adding them again would give two BOS.
         ids = self._kit.tokenizer.encode(text, add_special=request.options.add_special_tokens)
@@ -146,7 +159,7 @@ class Renderer:
 
     def _decode(self, ids: list[int]) -> tuple[str, tuple[int, ...]]:
         """Gives the text of ids and where each starts in it."""
-        stream = self._kit.text_stream()
+        stream = self._kit.text_stream(is_text_start=True)
         texts: list[str] = []
         offsets: list[int] = []
         length = 0

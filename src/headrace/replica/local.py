@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, cast
 
 from headrace.base.clock import Clock
 from headrace.base.errors import HeadraceError, ProtocolError, WorkerLostError
@@ -212,8 +212,7 @@ class _Link(asyncio.Protocol):
         self._error: Exception | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.WriteTransport)
-        self.transport = transport
+        self.transport = cast("asyncio.WriteTransport", transport)  # uvloop's transports are of no such class
         self._replica.attach(self)
 
     def data_received(self, data: bytes) -> None:

@@ -24,10 +24,12 @@ import uvloop
 
 from headrace.base.clock import Clock, SystemClock
 from headrace.base.errors import HeadraceError
+from headrace.base.exits import Exit, exit_code_of
 from headrace.base.log import get_log, setup_log
 from headrace.base.process import die_with_parent, read_inherited
 from headrace.base.recorder import Recorder
 from headrace.gateway.deadlines import Deadlines
+from headrace.gateway.kit import load_kit
 from headrace.gateway.ledger import Ledger
 from headrace.gateway.pipeline import Limits, Pipeline
 from headrace.gateway.render import Renderer, TextKit
@@ -39,11 +41,6 @@ from headrace.server.app import FrontState, admin_app, public_app
 from headrace.server.connection import ConnectionLimits
 from headrace.server.generate import StreamSettings
 from headrace.server.listener import Listener
-
-# Exit codes, as in DESIGN §6 and reliability.md 3.6.
-EXIT_GOOD: Final = 0
-EXIT_BAD_START: Final = 2
-EXIT_CUT: Final = 75
 
 _RENDER_THREADS: Final = 2
 _SWEEP_S: Final = 1.0
@@ -225,7 +222,7 @@ async def serve(launch: FrontLaunch, kit: TextKit) -> int:
     async with front.running():
         await told.wait()
         was_cut = await front.drain(hurry)
-    return EXIT_CUT if was_cut else EXIT_GOOD
+    return Exit.WORK_CUT if was_cut else Exit.GOOD
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -240,8 +237,11 @@ def main(arguments: list[str] | None = None) -> int:
         kit = load_kit(Path(launch.model_path))
     except HeadraceError as error:
         sys.stderr.write(f"headrace front: {error.message}\n")
-        return EXIT_BAD_START
-    return uvloop.run(serve(launch, kit))
+        return exit_code_of(error)
+    try:
+        return uvloop.run(serve(launch, kit))
+    finally:
+        kit.close()
 
 
 if __name__ == "__main__":

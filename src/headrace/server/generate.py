@@ -118,7 +118,7 @@ class GenerateEndpoint:
         options = request.options
         record.model = options.model
         record.is_stream = options.is_stream
-        headers = self._note_ignored(options.ignored_fields)
+        headers = self._note_ignored(options.ignored_fields + self._pipeline.renderer.ignored_values(request))
         run = self._pipeline.run(request, record)
         try:
             if options.is_stream:
