@@ -107,12 +107,15 @@ struct Isa {
   }
 
   static F dot_bf16(F acc, const uint16_t* w, uint32_t x) {
-    const __m256 even = _mm256_set1_ps(__builtin_bit_cast(float, x << 16));
-    const __m256 odd = _mm256_set1_ps(__builtin_bit_cast(float, x & 0xffff0000u));
+    return dot_bf16(acc, w, __builtin_bit_cast(float, x << 16), __builtin_bit_cast(float, x & 0xffff0000u));
+  }
+  // The same from the two values widened: a broadcast load each, where a pair would have to be taken apart.
+  static F dot_bf16(F acc, const uint16_t* w, float even, float odd) {
+    const __m256 x0 = _mm256_set1_ps(even), x1 = _mm256_set1_ps(odd);
     const __m256i mask = _mm256_set1_epi32(static_cast<int>(0xffff0000u));
     const auto step = [&](__m256 sum, __m256i pairs) {
-      sum = _mm256_fmadd_ps(_mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16)), even, sum);
-      return _mm256_fmadd_ps(_mm256_castsi256_ps(_mm256_and_si256(pairs, mask)), odd, sum);
+      sum = _mm256_fmadd_ps(_mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16)), x0, sum);
+      return _mm256_fmadd_ps(_mm256_castsi256_ps(_mm256_and_si256(pairs, mask)), x1, sum);
     };
     return {step(acc.low, bytes(w)), step(acc.high, bytes(w + 16))};
   }
@@ -123,6 +126,9 @@ struct Isa {
     __builtin_memcpy(&value, p, sizeof value);
     return _mm256_set1_epi32(value);
   }
+
+  // The sums exist now: without it gcc 12 keeps all products of a group and adds them at its end, from the stack.
+  [[gnu::always_inline]] static void here(__m256i& low, __m256i& high) { asm("" : "+x"(low), "+x"(high)); }
 
   // |w| · sign(a, w): at most 128·127·2 in 16 bits, never saturated, and exact for w = −128 too.
   template <int M>
@@ -142,6 +148,7 @@ struct Isa {
         const __m256i high_pairs = _mm256_maddubs_epi16(high_size, _mm256_sign_epi8(x, high));
         out[m].low = _mm256_add_epi32(out[m].low, _mm256_madd_epi16(low_pairs, ones));
         out[m].high = _mm256_add_epi32(out[m].high, _mm256_madd_epi16(high_pairs, ones));
+        here(out[m].low, out[m].high);
       }
     }
   }
@@ -165,6 +172,38 @@ struct Isa {
         high[m] = j == 0 ? high_pairs : _mm256_add_epi16(high[m], high_pairs);
         low[m] = _mm256_add_epi16(low[m], _mm256_maddubs_epi16(low_next, next));
         high[m] = _mm256_add_epi16(high[m], _mm256_maddubs_epi16(high_next, next));
+        here(low[m], high[m]);
+      }
+    }
+    for (int m = 0; m < M; ++m) out[m] = {_mm256_madd_epi16(low[m], ones), _mm256_madd_epi16(high[m], ones)};
+  }
+
+  // Nibbles of one group as bytes [8][16][4], for a weight tile that many rows will meet.
+  static void unpack_q4(const uint8_t* w, uint8_t* to) {
+    const __m256i mask = _mm256_set1_epi8(15);
+    for (int j = 0; j < 4; ++j)
+      for (int half = 0; half < 2; ++half) {
+        const __m256i both = bytes(w + j * 64 + half * 32);
+        auto* out = reinterpret_cast<__m256i*>(to + j * 128 + half * 32);
+        _mm256_storeu_si256(out, _mm256_and_si256(both, mask));
+        _mm256_storeu_si256(out + 2, _mm256_and_si256(_mm256_srli_epi16(both, 4), mask));
+      }
+  }
+  // As group_q4, from unpacked nibbles.
+  template <int M>
+  [[gnu::always_inline]] static void group_u4(const uint8_t* w, const int8_t* a, int64_t stride, I (&out)[M]) {
+    const __m256i ones = _mm256_set1_epi16(1);
+    __m256i low[M], high[M];
+#pragma GCC unroll 8
+    for (int j = 0; j < 8; ++j) {
+      const __m256i low_bytes = bytes(w + j * 64), high_bytes = bytes(w + j * 64 + 32);
+#pragma GCC unroll 4
+      for (int m = 0; m < M; ++m) {
+        const __m256i x = word(a + m * stride + j * 4);
+        const __m256i low_pairs = _mm256_maddubs_epi16(low_bytes, x), high_pairs = _mm256_maddubs_epi16(high_bytes, x);
+        low[m] = j == 0 ? low_pairs : _mm256_add_epi16(low[m], low_pairs);
+        high[m] = j == 0 ? high_pairs : _mm256_add_epi16(high[m], high_pairs);
+        here(low[m], high[m]);
       }
     }
     for (int m = 0; m < M; ++m) out[m] = {_mm256_madd_epi16(low[m], ones), _mm256_madd_epi16(high[m], ones)};

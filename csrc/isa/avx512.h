@@ -99,6 +99,15 @@ struct Isa {
 #endif
   }
 
+#ifndef __AVX512BF16__
+  // The halves of sixteen bf16 pairs: dot_bf16 is fma(odd, x1, fma(even, x0, acc)). Offered where that is how it is done.
+  static F even_bf16(const uint16_t* w) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_loadu_si512(w), 16)); }
+  static F odd_bf16(const uint16_t* w) {
+    const __m512i high = _mm512_set1_epi32(static_cast<int32_t>(0xffff0000u));
+    return _mm512_castsi512_ps(_mm512_and_si512(_mm512_loadu_si512(w), high));
+  }
+#endif
+
   // acc += Σ of four u8 × s8 products per lane. Written as assembly: gcc 12 copies the accumulator of the destructive
   // intrinsic each time, which halves the rate (kernels.md, section 0).
   [[gnu::always_inline]] static inline void dpbusd(I& acc, I u8, I s8) {

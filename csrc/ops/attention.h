@@ -64,12 +64,15 @@ template <class Isa, bool kIsBf16>
 class Attention {
   using F = typename Isa::F;
   using Element = std::conditional_t<kIsBf16, uint16_t, float>;  // of the pool
-  using Factor = std::conditional_t<kIsBf16, uint32_t, float>;   // a broadcast operand: a pair of bf16, or one float
+  // Where the pair product is two fused steps, a pair is split once for all queries, and their side is kept in f32.
+  static constexpr bool kIsSplit = kIsBf16 && requires(const uint16_t* w) { Isa::even_bf16(w); };
+  using Factor = std::conditional_t<kIsBf16 && !kIsSplit, uint32_t, float>;  // a broadcast operand: bf16 pair, or f32
 
-  // Dimensions or tokens that one broadcast operand covers.
-  static constexpr int kPair = kIsBf16 ? 2 : 1;
-  // Queries of a register tile of queries × 2 vectors: 12 of 16 registers at 2 registers a vector, or 16 of 32.
-  static constexpr int kTile = Isa::kTileRows >= 8 ? 8 : 3;
+  static constexpr int kPair = kIsBf16 ? 2 : 1;                         // dimensions or tokens of one product
+  static constexpr int kFactors = kIsSplit ? 2 : 1;                     // its operands per query
+  static constexpr int kTokenFactors = kBlockTokens / kPair * kFactors;  // operands per query of a page
+  // Queries of a register tile, one vector each: on AVX2 8 of 16 registers, beside 4 for a split pair.
+  static constexpr int kTile = Isa::kTileRows >= 8 ? 8 : 4;
   static constexpr float kMinusInf = -std::numeric_limits<float>::infinity();
 
   struct Span { int32_t start, stop; };  // positions, half-open
@@ -93,7 +96,7 @@ class Attention {
     floats += queries * size_;
     sum_ = floats, floats += queries * size_;
     run_ = floats, floats += queries * size_;
-    weights_ = floats, floats += queries * kBlockTokens;
+    weights_ = reinterpret_cast<Factor*>(floats), floats += queries * kBlockTokens;
     const int64_t lanes = attention::round_up(queries, kLanes);
     max_ = floats, floats += lanes;
     norm_ = floats, floats += lanes;
@@ -269,13 +272,21 @@ class Attention {
     const float* q = context_.buffer<float>(record_.q);
     for (int32_t query = 0; query < item.rows * group_; ++query) {
       const float* from = q + query_offset(item, query);
-      if constexpr (kIsBf16) {
-        auto* to = reinterpret_cast<uint16_t*>(q_ + int64_t{query} * (size_ / 2));
-        for (int32_t d = 0; d < size_; d += kLanes) Isa::store_bf16(to + d, Isa::load(from + d));
-      } else {
-        float* to = q_ + int64_t{query} * size_;
-        for (int32_t d = 0; d < size_; d += kLanes) Isa::store(to + d, Isa::load(from + d));
-      }
+      for (int32_t d = 0; d < size_; d += kLanes)
+        store_factors(q_ + int64_t{query} * query_factors() + d / kPair * kFactors, Isa::load(from + d));
+    }
+  }
+  int32_t query_factors() const { return size_ / kPair * kFactors; }
+  // Sixteen operands in the form that the products broadcast.
+  static void store_factors(Factor* to, F values) {
+    if constexpr (kIsSplit) {
+      uint16_t rounded[kLanes];
+      Isa::store_bf16(rounded, values);
+      Isa::store(to, Isa::load_bf16(rounded));
+    } else if constexpr (kIsBf16) {
+      Isa::store_bf16(reinterpret_cast<uint16_t*>(to), values);
+    } else {
+      Isa::store(to, values);
     }
   }
 
@@ -320,10 +331,10 @@ class Attention {
       case 1: return page<1>(query, span, k, v);
       case 2: return page<2>(query, span, k, v);
       case 3: return page<3>(query, span, k, v);
+      case 4: return page<4>(query, span, k, v);
       default:
         if constexpr (kTile >= 8) {
           switch (count) {
-            case 4: return page<4>(query, span, k, v);
             case 5: return page<5>(query, span, k, v);
             case 6: return page<6>(query, span, k, v);
             case 7: return page<7>(query, span, k, v);
@@ -335,13 +346,14 @@ class Attention {
 
   template <int M>
   void page(int32_t query, Span span, const Element* k, const Element* v) {
-    F low[M], high[M];  // scores of tokens 0..15 and 16..31
-    scores<M>(query, k, low, high);
+    alignas(64) float raw[M * kBlockTokens];
+    scores<M>(query, k, raw);
     const uint32_t mask = (span.stop == 32 ? ~0u : (1u << span.stop) - 1u) & (~0u << span.start);
-    float change[kLanes] = {};
+    float change[kLanes] = {}, sums[M];
     const F scale = Isa::set1(record_.scale), none = Isa::set1(kMinusInf);
     for (int m = 0; m < M; ++m) {
-      F s0 = Isa::mul(low[m], scale), s1 = Isa::mul(high[m], scale);
+      F s0 = Isa::mul(Isa::load(raw + m * kBlockTokens), scale);
+      F s1 = Isa::mul(Isa::load(raw + m * kBlockTokens + kLanes), scale);
       if (record_.softcap > 0.0f) {
         s0 = Math<Isa>::soft_cap(s0, record_.softcap);
         s1 = Math<Isa>::soft_cap(s1, record_.softcap);
@@ -355,52 +367,55 @@ class Attention {
       const F shift = Isa::set1(now);
       F p0 = Math<Isa>::exp_nonpositive(Isa::sub(s0, shift)), p1 = Math<Isa>::exp_nonpositive(Isa::sub(s1, shift));
       if (mask != ~0u) p0 = Isa::blend(mask & 0xffffu, Isa::zero(), p0), p1 = Isa::blend(mask >> 16, Isa::zero(), p1);
-      low[m] = Isa::add(p0, p1);
-      float* p = weights_ + int64_t{query + m} * kBlockTokens;
-      if constexpr (kIsBf16) {
-        Isa::store_bf16(reinterpret_cast<uint16_t*>(p), p0);
-        Isa::store_bf16(reinterpret_cast<uint16_t*>(p) + kLanes, p1);
-      } else {
-        Isa::store(p, p0);
-        Isa::store(p + kLanes, p1);
-      }
+      sums[m] = Isa::reduce_add(Isa::add(p0, p1));
+      Factor* p = weights_ + int64_t{query + m} * kTokenFactors;
+      store_factors(p, p0);
+      store_factors(p + kTokenFactors / 2, p1);
     }
     // Old sums shrink by e^(old maximum - new maximum): 1 when it stays, 0 on the slice's first page.
     float shrink[kLanes];
     Isa::store(shrink, Math<Isa>::exp_nonpositive(Isa::load(change)));
     for (int m = 0; m < M; ++m)
-      norm_[query + m] = __builtin_fmaf(norm_[query + m], shrink[m], Isa::reduce_add(low[m]));
+      norm_[query + m] = __builtin_fmaf(norm_[query + m], shrink[m], sums[m]);
     values<M>(query, span, v, shrink);
   }
 
+  // q · k of 32 tokens, to [M][32]. The product loops stand in functions of their own, so that their sums are registers.
   template <int M>
-  void scores(int32_t query, const Element* k, F (&low)[M], F (&high)[M]) const {
-    for (int m = 0; m < M; ++m) low[m] = high[m] = Isa::zero();
-    const int32_t stride = size_ / kPair;
+  [[gnu::noinline]] void scores(int32_t query, const Element* k, float* to) const {
+    const int32_t stride = query_factors();
     const Factor* q = q_ + int64_t{query} * stride;
-    for (int32_t d = 0; d < stride; ++d, k += kBlockTokens * kPair) {
-      for (int m = 0; m < M; ++m) {
-        const Factor x = load_factor(q + int64_t{m} * stride + d);
-        low[m] = product(low[m], k, x);
-        high[m] = product(high[m], k + kLanes * kPair, x);
-      }
+    for (int half = 0; half < 2; ++half) {
+      F acc[M];
+      for (int m = 0; m < M; ++m) acc[m] = Isa::zero();
+      const Element* w = k + half * kLanes * kPair;
+      for (int32_t d = 0; d < stride; d += kFactors, w += kBlockTokens * kPair) add_product<M>(acc, w, q + d, stride);
+      for (int m = 0; m < M; ++m) Isa::store(to + m * kBlockTokens + half * kLanes, acc[m]);
     }
   }
 
-  // The memory was written as bf16.
-  static Factor load_factor(const Factor* from) {
-    Factor x;
-    std::memcpy(&x, from, sizeof x);
-    return x;
-  }
-  static F product(F acc, const Element* w, Factor x) {
-    if constexpr (kIsBf16) return Isa::dot_bf16(acc, w, x);
-    else return Isa::fma(Isa::load(w), Isa::set1(x), acc);
+  // acc[m] += sixteen pairs (or numbers) at w times query m's operand, queries `stride` apart.
+  template <int M>
+  [[gnu::always_inline]] static inline void add_product(F (&acc)[M], const Element* w, const Factor* x, int32_t stride) {
+    if constexpr (kIsSplit) {
+      const F even = Isa::even_bf16(w), odd = Isa::odd_bf16(w);
+      for (int m = 0; m < M; ++m) acc[m] = Isa::fma(even, Isa::set1(x[m * stride]), acc[m]);
+      for (int m = 0; m < M; ++m) acc[m] = Isa::fma(odd, Isa::set1(x[m * stride + 1]), acc[m]);
+    } else if constexpr (kIsBf16) {
+      for (int m = 0; m < M; ++m) {
+        uint32_t pair;  // the memory was written as bf16
+        std::memcpy(&pair, x + m * stride, sizeof pair);
+        acc[m] = Isa::dot_bf16(acc[m], w, pair);
+      }
+    } else {
+      const F values = Isa::load(w);
+      for (int m = 0; m < M; ++m) acc[m] = Isa::fma(values, Isa::set1(x[m * stride]), acc[m]);
+    }
   }
 
   // sum_ = sum_ · shrink + Σ over the visible tokens of p · v.
   template <int M>
-  void values(int32_t query, Span span, const Element* v, const float* shrink) {
+  [[gnu::noinline]] void values(int32_t query, Span span, const Element* v, const float* shrink) {
     const int64_t stride = int64_t{size_} * kPair;  // elements between tokens, or pairs of them
     int32_t start = span.start / kPair, stop = span.stop / kPair;
     const Element *before = nullptr, *after = nullptr;
@@ -409,29 +424,17 @@ class Attention {
       if (span.start % 2) before = half_pair(edges_, v + start * stride, 0xffff0000u), ++start;
       if (span.stop % 2) after = half_pair(edges_ + stride, v + stop * stride, 0x0000ffffu);
     }
-    const auto* p = reinterpret_cast<const Factor*>(weights_ + int64_t{query} * kBlockTokens);
-    for (int32_t d = 0; d < size_; d += 2 * kLanes) {
-      F low[M], high[M];
+    const Factor* p = weights_ + int64_t{query} * kTokenFactors;
+    for (int32_t d = 0; d < size_; d += kLanes) {
+      F acc[M];
       float* sums = sum_ + int64_t{query} * size_ + d;
-      for (int m = 0; m < M; ++m) {
-        const F factor = Isa::set1(shrink[m]);
-        low[m] = Isa::mul(Isa::load(sums + int64_t{m} * size_), factor);
-        high[m] = Isa::mul(Isa::load(sums + int64_t{m} * size_ + kLanes), factor);
-      }
-      const auto add = [&](const Element* row, int32_t index) {
-        for (int m = 0; m < M; ++m) {
-          const Factor x = load_factor(p + m * kBlockTokens + index);
-          low[m] = product(low[m], row + d * kPair, x);
-          high[m] = product(high[m], row + (d + kLanes) * kPair, x);
-        }
-      };
-      if (before) add(before, start - 1);
-      for (int32_t t = start; t < stop; ++t) add(v + t * stride, t);
-      if (after) add(after, stop);
-      for (int m = 0; m < M; ++m) {
-        Isa::store(sums + int64_t{m} * size_, low[m]);
-        Isa::store(sums + int64_t{m} * size_ + kLanes, high[m]);
-      }
+      for (int m = 0; m < M; ++m) acc[m] = Isa::mul(Isa::load(sums + int64_t{m} * size_), Isa::set1(shrink[m]));
+      const Element* column = v + d * kPair;
+      if (before) add_product<M>(acc, before + d * kPair, p + (start - 1) * kFactors, kTokenFactors);
+      for (int32_t t = start; t < stop; ++t)
+        add_product<M>(acc, column + t * stride, p + t * kFactors, kTokenFactors);
+      if (after) add_product<M>(acc, after + d * kPair, p + stop * kFactors, kTokenFactors);
+      for (int m = 0; m < M; ++m) Isa::store(sums + int64_t{m} * size_, acc[m]);
     }
   }
   const uint16_t* half_pair(uint16_t* to, const uint16_t* from, uint32_t keep) const {
@@ -486,10 +489,10 @@ class Attention {
   const StepView& step_;
   const int32_t group_, size_, tile_rows_;
   // This thread's scratch. Queries are ordered by row, then head of the group.
-  Factor* q_;          // [queries, D / kPair]
+  Factor* q_;          // [queries, query_factors()]
   float* sum_;         // [queries, D] of the slice
   float* run_;         // [queries, D] of the slices so far
-  float* weights_;     // [queries, 32] e^score, as f32 or packed bf16
+  Factor* weights_;    // [queries, kTokenFactors] e^score
   float *max_, *norm_, *run_max_, *run_norm_;  // [queries]
   uint16_t* edges_;    // [2][D][2] bf16
   Item held_{};        // item that other threads continue

@@ -11,7 +11,7 @@ struct Math {
 
   // e^x is 2^n · e^r with n = round(x / ln 2) and |r| ≤ ln 2 / 2; the degree of the polynomial and its coefficients are
   // those of Cephes expf (relative error of the reduced part below 2^-23).
-  static F exp_reduced(F r) {
+  [[gnu::always_inline]] static inline F exp_reduced(F r) {
     F p = Isa::set1(1.9875691500e-4f);
     p = Isa::fma(p, r, Isa::set1(1.3981999507e-3f));
     p = Isa::fma(p, r, Isa::set1(8.3334519073e-3f));
@@ -22,7 +22,7 @@ struct Math {
   }
   // ln 2 in two parts: n · kLn2High is exact for |n| < 2^9.
   static constexpr float kLn2High = 0.693359375f, kLn2Low = -2.12194440e-4f, kLog2E = 1.44269504088896341f;
-  static F reduce(F x, F n) {
+  [[gnu::always_inline]] static inline F reduce(F x, F n) {
     return Isa::fma(n, Isa::set1(-kLn2Low), Isa::fma(n, Isa::set1(-kLn2High), x));
   }
 
@@ -31,7 +31,7 @@ struct Math {
   static constexpr float kExpMax = 88.72283f;  // above it e^x is infinite
 
   // e^x for x ≤ 0, the softmax's case. 0 below kExpMin and at -inf; NaN stays NaN.
-  static F exp_nonpositive(F x) {
+  [[gnu::always_inline]] static inline F exp_nonpositive(F x) {
     // max returns its second operand when the first is NaN, so n is always a number that scale2 accepts.
     const F n = Isa::max(Isa::round(Isa::mul(x, Isa::set1(kLog2E))), Isa::set1(-126.0f));
     const F y = Isa::scale2(exp_reduced(reduce(x, n)), n);
