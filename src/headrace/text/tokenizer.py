@@ -25,6 +25,12 @@ MAX_CONFIG_JSON_BYTES: Final = 4 * 2**20
 # canonical decomposition has 4 code points (U+1F82 and its like).
 _NFC_SHRINKAGE: Final = 4
 
+# Encoding costs about 1 µs a character where tokens are long; this many are a second.
+_MAX_CHARS: Final = 1_000_000
+# Characters a token of ordinary text has at most (English 4.5, code with deep indentation 6).
+_WORDY_CHARS: Final = 8
+_CUT_SLACK: Final = 1.1
+
 _SPECIAL_NAMES: Final = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -157,23 +163,53 @@ class Tokenizer:
         # A token never stands for more characters than it is written with.
         return -(-len(text) // (self.longest_piece_chars * self._shrinkage))
 
-    def check_length(self, text: str, *, limit_tokens: int, param: str) -> None:
-        """Refuses a text that cannot fit ``limit_tokens`` tokens, before time is spent on encoding it.
+    def encode_within(self, text: str, *, add_special: bool, limit_tokens: int, param: str) -> list[int]:
+        """Encodes ``text`` as ``encode`` does, but spends little on one that cannot fit.
+
+        Args:
+            limit_tokens: the most tokens that are of use.
+            param: the request's field, for the error.
 
         Raises:
-            ContextLengthError: it cannot fit, whatever its characters.
+            ContextLengthError: it has more than ``limit_tokens`` tokens, or over ``_MAX_CHARS`` characters and more
+                than ``_WORDY_CHARS`` for each of these tokens.
+            RequestError: see ``encode``.
+
+        Cost: at worst 4 µs a character (emoji) for 8 characters a token, then 1 µs (one endless word or blank).
         """
-        least = self.least_tokens(text)
-        if least > limit_tokens:
-            raise ContextLengthError(
-                f"This model's maximum context length is {limit_tokens} tokens, but {param} has {len(text)} "
-                f"characters, which is at least {least} tokens: shorten it",
+        if self.least_tokens(text) > limit_tokens:
+            raise _too_long(text, self.least_tokens(text), limit_tokens, param)
+        if len(text) > max(_MAX_CHARS, _WORDY_CHARS * limit_tokens):
+            raise RequestError(
+                f"{param} has {len(text)} characters, which takes too long to turn into tokens: "
+                f"the limit is {max(_MAX_CHARS, _WORDY_CHARS * limit_tokens)}",
                 param=param,
+                code="prompt_too_expensive",
             )
+        # A text with many tokens shows it early. Its beginning may be cut in the middle of a word and then have a few
+        # tokens more than it has in the whole text, which the slack allows for.
+        num_chars = _WORDY_CHARS * max(limit_tokens, 256)
+        while num_chars < len(text) // 2:
+            num_tokens = len(self.encode(text[:num_chars], add_special=False))
+            if num_tokens > limit_tokens * _CUT_SLACK + 64:
+                raise _too_long(text, num_tokens, limit_tokens, param)
+            num_chars *= 4
+        ids = self.encode(text, add_special=add_special)
+        if len(ids) > limit_tokens:
+            raise _too_long(text, len(ids), limit_tokens, param)
+        return ids
 
     def _id_of_special(self, name: str) -> int | None:
         token = self.special_tokens.get(name)
         return None if token is None else self._vocab.get(token)
+
+
+def _too_long(text: str, num_tokens: int, limit_tokens: int, param: str) -> ContextLengthError:
+    return ContextLengthError(
+        f"This model's maximum context length leaves {limit_tokens} tokens for {param}, but its {len(text)} characters "
+        f"are at least {num_tokens} tokens: shorten it",
+        param=param,
+    )
 
 
 class _DecodeStyle:

@@ -133,13 +133,42 @@ def test_least_tokens_promises_nothing_where_unknown_words_fuse(tmp_path: Path) 
     assert tokenizer.least_tokens("x" * 10_000) == 0
 
 
-def test_check_length_refuses_what_cannot_fit_and_says_both_numbers(byte_level: Tokenizer) -> None:
-    limit = 8
-    longest = byte_level.longest_piece_chars
+def test_encode_within_gives_the_same_ids_up_to_the_limit(byte_level: Tokenizer) -> None:
+    text = "the sea " * 700
+    ids = byte_level.encode(text, add_special=True)
 
-    byte_level.check_length("x" * (limit * longest), limit_tokens=limit, param="prompt")
-    with pytest.raises(ContextLengthError, match=r"maximum context length is 8 tokens.*at least 9 tokens"):
-        byte_level.check_length("x" * (limit * longest + 1), limit_tokens=limit, param="prompt")
+    assert byte_level.encode_within(text, add_special=True, limit_tokens=len(ids), param="prompt") == ids
+    with pytest.raises(ContextLengthError, match=f"leaves {len(ids) - 1} tokens.*least {len(ids)} tokens"):
+        byte_level.encode_within(text, add_special=True, limit_tokens=len(ids) - 1, param="prompt")
+
+
+@pytest.mark.parametrize("unit", ["a", " ", "\u0301", "🦊", "1", "漢", "<|im_end|>"])
+def test_encode_within_refuses_long_texts_after_a_look_at_their_beginning(byte_level: Tokenizer, unit: str) -> None:
+    looked_at: list[int] = []
+
+    class Watched(Tokenizer):
+        def encode(self, text: str, *, add_special: bool) -> list[int]:
+            looked_at.append(len(text))
+            return super().encode(text, add_special=add_special)
+
+    watched = Watched.from_gguf(gguf_tokenizer(320))
+    text = unit * (1_000_000 // len(unit))
+
+    with pytest.raises(ContextLengthError, match="maximum context length"):
+        watched.encode_within(text, add_special=False, limit_tokens=1000, param="prompt")
+
+    assert sum(looked_at) <= 8 * 1000 * 5
+
+
+def test_encode_within_refuses_what_would_take_too_long_though_it_might_fit(tmp_path: Path) -> None:
+    content = tokenizer_json(320) | {"pre_tokenizer": None, "decoder": None, "added_tokens": []}
+    content["model"] = {"type": "WordLevel", "vocab": {"<|endoftext|>": 0}, "unk_token": "<|endoftext|>"}
+    tokenizer = Tokenizer.from_files(write_files(tmp_path, content))
+
+    with pytest.raises(RequestError, match="takes too long") as caught:
+        tokenizer.encode_within("x" * 1_000_001, add_special=False, limit_tokens=1000, param="prompt")
+
+    assert caught.value.stable_code == "prompt_too_expensive"
 
 
 HOSTILE = {
