@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import PurePath
 from typing import Annotated
 
 import typer
@@ -17,7 +18,13 @@ def print_json(value: object) -> None:
     """Prints one JSON document to stdout."""
     import msgspec
 
-    sys.stdout.write(msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n")
+    sys.stdout.write(msgspec.json.format(msgspec.json.encode(value, enc_hook=_plain), indent=2).decode() + "\n")
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, PurePath):
+        return str(value)
+    raise NotImplementedError(type(value))
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
