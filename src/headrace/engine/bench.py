@@ -97,9 +97,7 @@ def run_bench(
     from headrace.kernels.vm import probe_bandwidth
 
     needed = max(decode_batches, default=1)
-    launch = msgspec.structs.replace(
-        launch, prefix_cache=False, max_sequences=max(launch.max_sequences, needed), kv_cache_ratio=0.9
-    )
+    launch = msgspec.structs.replace(launch, prefix_cache=False, max_sequences=max(launch.max_sequences, needed))
     inspection = inspect(launch)
     started_at_s = clock.now_s()
     loaded = load(inspection, clock, lambda stage, ratio: progress(stage))

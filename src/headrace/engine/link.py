@@ -53,11 +53,13 @@ class Link:
 
     Args:
         listener: bound and listening Unix socket.
+        user_id: the only user whose processes may connect; None is our own.
     """
 
-    def __init__(self, listener: socket.socket) -> None:
+    def __init__(self, listener: socket.socket, *, user_id: int | None = None) -> None:
         listener.setblocking(False)
         self._listener = listener
+        self._user_id = os.getuid() if user_id is None else user_id
         self._selector = selectors.DefaultSelector()
         self._selector.register(listener, selectors.EVENT_READ)
         self._wake_in, self._wake_out = socket.socketpair()
@@ -166,7 +168,7 @@ class Link:
                 return
             except OSError:  # the peer left the backlog again, or descriptors ran out: the next poll tries again
                 return
-            if not _is_same_user(connection) or len(self._peers) >= MAX_PEERS:
+            if _user_of(connection) != self._user_id or len(self._peers) >= MAX_PEERS:
                 connection.close()
                 continue
             connection.setblocking(False)
@@ -234,7 +236,7 @@ class Link:
                 pass
 
 
-def _is_same_user(connection: socket.socket) -> bool:
+def _user_of(connection: socket.socket) -> int:
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER_CREDENTIALS.size)
-    _, uid, _ = _PEER_CREDENTIALS.unpack(credentials)
-    return bool(uid == os.getuid())
+    _, user_id, _ = _PEER_CREDENTIALS.unpack(credentials)
+    return int(user_id)

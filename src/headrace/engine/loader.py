@@ -30,7 +30,7 @@ from headrace.registry.model import ModelFiles, open_model
 
 # The VM's own scratch beside the arena (quantised activations, attention partials, sampling heaps), generously.
 _VM_SCRATCH_BYTES = 64 * 2**20
-_WARM_UP_ROWS = 128
+_WARM_UP_ROWS = 64
 _WARM_UP_DECODES = 3
 _NARROWER = {"none": ("int8", "int4"), "int8": ("int4",), "int4": ()}
 

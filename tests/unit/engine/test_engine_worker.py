@@ -415,6 +415,21 @@ def test_peer_that_does_not_read_is_cut_before_it_costs_memory(
     assert isinstance(good.events_until_end("r")[-1], Finished)
 
 
+def test_peer_of_another_user_is_refused_unheard(tmp_path: Path) -> None:
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(tmp_path / "w.sock"))
+    listener.listen()
+    link = Link(listener, user_id=os.getuid() + 1)
+    front = Front(tmp_path / "w.sock").hello()
+
+    requests = link.poll(1.0)
+
+    assert front.is_cut()
+    assert requests == link.take_greeted() == []
+    front.socket.close()
+    link.close()
+
+
 def test_inspection_names_the_truth_when_the_architecture_is_another(inspection: Inspection) -> None:
     launch = msgspec.structs.replace(inspection.launch, architecture="encoder-only")
 
