@@ -190,6 +190,7 @@ KernelNames kernel_names(const std::string& isa) {
 }  // namespace
 
 NB_MODULE(_native, m) {
+  using namespace nb::literals;
   m.def("available_isas", [] {
     std::vector<std::string> names;
     for (const KernelTable* table : available_kernels()) names.emplace_back(table->isa);
@@ -230,7 +231,11 @@ NB_MODULE(_native, m) {
   nb::class_<PyVm>(m, "Vm")
       .def(nb::init<const nb::bytes&, int64_t, std::vector<PyWeight>, int32_t, const std::string&, int32_t, int32_t,
                     int32_t, int32_t, int32_t, int32_t, int32_t, int32_t, int32_t>())
-      .def("step", &PyVm::step)
+      // No array may be converted: a converted result would be a copy, and a converted input hides a mistake.
+      .def("step", &PyVm::step, "tokens"_a.noconvert(), "positions"_a.noconvert(), "seq_starts"_a.noconvert(),
+           "block_tables"_a.noconvert(), "outputs"_a.noconvert(), "results"_a.noconvert(), "top_ids"_a.noconvert(),
+           "top_logprobs"_a.noconvert(), "count_ids"_a.noconvert(), "counts"_a.noconvert(), "bias_ids"_a.noconvert(),
+           "bias_values"_a.noconvert(), "masks"_a.noconvert(), "num_records"_a)
       .def("read_arena", &PyVm::read_arena)
       .def("read_page", &PyVm::read_page)
       .def_prop_ro("kv_bytes", &PyVm::kv_bytes)

@@ -21,6 +21,6 @@ struct Limits {
 };
 
 inline constexpr int64_t kAlign = 64;  // one cache line; every buffer and scratch part starts on one
-constexpr int64_t align_up(int64_t size) { return (size + kAlign - 1) / kAlign * kAlign; }
+static constexpr int64_t align_up(int64_t size) { return (size + kAlign - 1) / kAlign * kAlign; }
 
 }  // namespace headrace

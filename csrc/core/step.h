@@ -93,7 +93,7 @@ struct ThreadContext {
 
 // The share of `count` items that thread `thread` of `threads` owns: contiguous, and the same for the same numbers.
 struct Range { int64_t start, stop; };
-inline Range share(int64_t count, int32_t thread, int32_t threads) {
+static inline Range share(int64_t count, int32_t thread, int32_t threads) {
   return {count * thread / threads, count * (thread + 1) / threads};
 }
 

@@ -6,24 +6,10 @@
 #include <stdexcept>
 #include <string>
 
+#include "ops/attention.h"
+#include "ops/head.h"
 #include "ops/product.h"
 #include "ops/prologue.h"
-#if __has_include("ops/attention.h")
-#include "ops/attention.h"
-#else
-namespace headrace {
-constexpr int64_t attention_scratch_bytes(const Limits&) { return 0; }
-}  // namespace headrace
-#endif
-#if __has_include("ops/head.h")
-#include "ops/head.h"
-#else
-namespace headrace {
-constexpr int64_t head_scratch_bytes(const Limits&) { return 0; }
-constexpr int64_t head_shared_bytes(const Limits&) { return 0; }
-}  // namespace headrace
-#endif
-
 namespace headrace {
 namespace {
 
@@ -248,7 +234,7 @@ Vm::Vm(std::span<const Record> records, std::vector<Weight> weights, const VmCon
   kv_memory_ = Memory(kv_.layers * (kv_.blocks * kv_.block_bytes()));
   kv_.data = kv_memory_.data();
   const int64_t own = align_up(std::max(attention_scratch_bytes(limits_), head_scratch_bytes(limits_)));
-  const int64_t shared = align_up(head_shared_bytes(limits_));
+  const int64_t shared = align_up(std::max(attention_shared_bytes(limits_), head_shared_bytes(limits_)));
   const int64_t own_rows = align_up(own_rows_bytes(limits_)), shared_rows = align_up(shared_rows_bytes(limits_));
   scratch_ = Memory(shared + shared_rows + limits_.threads * (own + own_rows));
   row_seq_.resize(static_cast<size_t>(limits_.max_rows));

@@ -2,17 +2,11 @@
 #pragma once
 
 #include "core/kernels.h"
+#include "ops/attention.h"
 #include "ops/embed.h"
+#include "ops/head.h"
 #include "ops/linear.h"
 #include "ops/qkv.h"
-#if __has_include("ops/attention.h")
-#include "ops/attention.h"
-#define HEADRACE_HAS_ATTENTION
-#endif
-#if __has_include("ops/head.h")
-#include "ops/head.h"
-#define HEADRACE_HAS_HEAD
-#endif
 
 namespace headrace {
 
@@ -26,12 +20,8 @@ constexpr KernelTable make_table() {
   put(Opcode::kEmbed, op_embed<Isa>);
   put(Opcode::kLinear, op_linear<Isa>);
   put(Opcode::kQkv, op_qkv<Isa>);
-#ifdef HEADRACE_HAS_ATTENTION
   put(Opcode::kAttention, op_attention<Isa>);
-#endif
-#ifdef HEADRACE_HAS_HEAD
   put(Opcode::kHead, op_head<Isa>);
-#endif
   return table;
 }
 

@@ -10,7 +10,7 @@
 namespace headrace {
 
 // Elements [32·group, 32·group + 32) of row `row` of a packed matrix. Each product and sum is rounded by itself.
-inline void dequantise_group(const Weight& w, int64_t row, int64_t group, float* out) {
+static inline void dequantise_group(const Weight& w, int64_t row, int64_t group, float* out) {
   const int64_t lane = row % kLanes;
   const uint8_t* data = w.data + row / kLanes * tile_bytes(w.layout, w.k) + group * group_bytes(w.layout);
   const auto* halves = reinterpret_cast<const uint16_t*>(data);

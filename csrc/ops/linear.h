@@ -25,7 +25,7 @@ inline typename Isa::F with_bias(typename Isa::F y, const float* bias, int64_t t
   return Isa::add(y, count == kLanes ? Isa::load(bias + tile * kLanes) : Isa::load_n(bias + tile * kLanes, count));
 }
 
-inline const float* vector_or_none(const ThreadContext& context, int32_t weight) {
+static inline const float* vector_or_none(const ThreadContext& context, int32_t weight) {
   return weight < 0 ? nullptr : reinterpret_cast<const float*>(context.weights[weight].data);
 }
 

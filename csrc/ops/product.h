@@ -15,18 +15,33 @@ namespace headrace {
 // Input rows as a product reads them; which members are set follows from the weight's layout.
 struct Activations {
   int64_t k = 0;
-  const float* f32 = nullptr;      // F32: [rows][k]
+  const float* f32 = nullptr;      // F32: [rows][k]; BF16 where the instruction set wants it so: rounded to bf16
   const uint16_t* bf16 = nullptr;  // BF16: [rows][k]
   const int8_t* q8 = nullptr;      // Q8, Q4, Q4M: [rows][k], each group of 32 with its own scale
   const float* scales = nullptr;   // [rows][k / 32]
   const int32_t* sums = nullptr;   // [rows][k / 32], sums of q8 over the group
+  const float* offsets = nullptr;  // [rows][k / 32], what the weights' zero point takes: Q4 8 · sum, Q4M scale · sum
+  uint8_t* tile = nullptr;         // this thread's own, unpacked_bytes(k)
 };
 
-constexpr bool is_matrix(Layout layout) { return layout >= Layout::kF32 && layout <= Layout::kQ4m; }
-constexpr bool is_quantised(Layout layout) { return layout >= Layout::kQ8; }
+// Instruction sets without a bf16 product read the rounded rows as f32.
+template <class Isa>
+concept HasFloatDot = requires(typename Isa::F f, const uint16_t* w) { Isa::dot_bf16(f, w, 1.0f, 1.0f); };
+// Instruction sets that unpack a tile of nibbles once for many rows.
+template <class Isa>
+concept HasUnpacked = requires(const uint8_t* w, uint8_t* to) { Isa::unpack_q4(w, to); };
+
+// One unpacked group: scales and minimums as f32, then bytes [8][16][4].
+inline constexpr int64_t kUnpackedGroup = 2 * kLanes * 4 + kGroup * kLanes;
+static constexpr int64_t unpacked_bytes(int64_t k) { return k / kGroup * kUnpackedGroup; }
+// From this many rows on unpacking pays: it costs about what six rows of one group do.
+inline constexpr int32_t kUnpackRows = 12;
+
+static constexpr bool is_matrix(Layout layout) { return layout >= Layout::kF32 && layout <= Layout::kQ4m; }
+static constexpr bool is_quantised(Layout layout) { return layout >= Layout::kQ8; }
 
 // Bytes of one column tile (sixteen columns) per 32 k.
-constexpr int64_t group_bytes(Layout layout) {
+static constexpr int64_t group_bytes(Layout layout) {
   switch (layout) {
     case Layout::kF32: return kGroup * kLanes * 4;
     case Layout::kBf16: return kGroup * kLanes * 2;
@@ -36,11 +51,35 @@ constexpr int64_t group_bytes(Layout layout) {
     default: return 0;
   }
 }
-constexpr int64_t tile_bytes(Layout layout, int64_t k) { return k / kGroup * group_bytes(layout); }
-constexpr int64_t num_tiles(int64_t n) { return (n + kLanes - 1) / kLanes; }
+static constexpr int64_t tile_bytes(Layout layout, int64_t k) { return k / kGroup * group_bytes(layout); }
+static constexpr int64_t num_tiles(int64_t n) { return (n + kLanes - 1) / kLanes; }
+
+template <class Isa, Layout kLayout>
+void unpack_tile(const uint8_t* tile, int64_t groups, uint8_t* to) {
+  for (int64_t g = 0; g < groups; ++g, tile += group_bytes(kLayout), to += kUnpackedGroup) {
+    constexpr bool kHasMin = kLayout == Layout::kQ4m;
+    const auto* halves = reinterpret_cast<const uint16_t*>(tile);
+    auto* floats = reinterpret_cast<float*>(to);
+    Isa::store(floats, Isa::load_f16(halves));
+    if constexpr (kHasMin) Isa::store(floats + kLanes, Isa::load_f16(halves + kLanes));
+    Isa::unpack_q4(tile + (kHasMin ? 4 : 2) * kLanes, to + 2 * kLanes * 4);
+  }
+}
+
+// acc + the products of sixteen columns with one row over one group: `dot` are the integers.
+template <class Isa, Layout kLayout>
+inline typename Isa::F add_group(typename Isa::F acc, typename Isa::I dot, typename Isa::F scale, typename Isa::F min,
+                                 const Activations& a, int64_t index) {
+  auto sum = Isa::to_float(dot);
+  // Integers below 2^24: the difference is exact in f32 too.
+  if constexpr (kLayout == Layout::kQ4) sum = Isa::sub(sum, Isa::set1(a.offsets[index]));
+  acc = Isa::fma(sum, Isa::mul(scale, Isa::set1(a.scales[index])), acc);
+  if constexpr (kLayout == Layout::kQ4m) acc = Isa::fma(min, Isa::set1(a.offsets[index]), acc);
+  return acc;
+}
 
 // The sixteen columns of one tile times rows row … row + M − 1. out: [M][16].
-template <class Isa, Layout kLayout, int M>
+template <class Isa, Layout kLayout, int M, bool kIsUnpacked>
 [[gnu::noinline]] void product_tile(const uint8_t* tile, const Activations& a, int64_t row, float* out) {
   using F = typename Isa::F;
   F acc[M];
@@ -52,6 +91,12 @@ template <class Isa, Layout kLayout, int M>
     for (int64_t i = 0; i < k; ++i) {
       const F column = Isa::load(w + i * kLanes);
       for (int m = 0; m < M; ++m) acc[m] = Isa::fma(column, Isa::set1(x[m * k + i]), acc[m]);
+    }
+  } else if constexpr (kLayout == Layout::kBf16 && HasFloatDot<Isa>) {
+    const uint16_t* w = reinterpret_cast<const uint16_t*>(tile);
+    const float* x = a.f32 + row * k;
+    for (int64_t i = 0; i < k; i += 2) {
+      for (int m = 0; m < M; ++m) acc[m] = Isa::dot_bf16(acc[m], w + i * kLanes, x[m * k + i], x[m * k + i + 1]);
     }
   } else if constexpr (kLayout == Layout::kBf16) {
     const uint16_t* w = reinterpret_cast<const uint16_t*>(tile);
@@ -65,48 +110,50 @@ template <class Isa, Layout kLayout, int M>
     }
   } else {
     const int8_t* q = a.q8 + row * k;
-    const float* scales = a.scales + row * groups;
-    const int32_t* sums = a.sums + row * groups;
+    const int64_t first = row * groups;
     for (int64_t g = 0; g < groups; ++g) {
-      const uint8_t* w = tile + g * group_bytes(kLayout);
-      const F scale = Isa::load_f16(reinterpret_cast<const uint16_t*>(w));
       typename Isa::I dot[M];
-      if constexpr (kLayout == Layout::kQ8) {
-        int32_t group_sums[M];
-        for (int m = 0; m < M; ++m) group_sums[m] = sums[m * groups + g];
-        Isa::template group_q8<M>(w + 2 * kLanes, q + g * kGroup, k, group_sums, dot);
+      F scale, min = Isa::zero();
+      if constexpr (kIsUnpacked) {
+        const uint8_t* w = tile + g * kUnpackedGroup;
+        Isa::template group_u4<M>(w + 2 * kLanes * 4, q + g * kGroup, k, dot);
+        scale = Isa::load(reinterpret_cast<const float*>(w));
+        if constexpr (kLayout == Layout::kQ4m) min = Isa::load(reinterpret_cast<const float*>(w) + kLanes);
       } else {
-        Isa::template group_q4<M>(w + (kLayout == Layout::kQ4m ? 4 : 2) * kLanes, q + g * kGroup, k, dot);
+        const uint8_t* w = tile + g * group_bytes(kLayout);
+        if constexpr (kLayout == Layout::kQ8) {
+          int32_t sums[M];
+          for (int m = 0; m < M; ++m) sums[m] = a.sums[first + m * groups + g];
+          Isa::template group_q8<M>(w + 2 * kLanes, q + g * kGroup, k, sums, dot);
+        } else {
+          Isa::template group_q4<M>(w + (kLayout == Layout::kQ4m ? 4 : 2) * kLanes, q + g * kGroup, k, dot);
+        }
+        scale = Isa::load_f16(reinterpret_cast<const uint16_t*>(w));
+        if constexpr (kLayout == Layout::kQ4m) min = Isa::load_f16(reinterpret_cast<const uint16_t*>(w) + kLanes);
       }
       for (int m = 0; m < M; ++m) {
-        const float row_scale = scales[m * groups + g];
-        const F both = Isa::mul(scale, Isa::set1(row_scale));
-        // Integers below 2^24: the difference is exact in f32 too.
-        F sum = Isa::to_float(dot[m]);
-        const float group_sum = static_cast<float>(sums[m * groups + g]);
-        if constexpr (kLayout == Layout::kQ4) sum = Isa::sub(sum, Isa::set1(8.0f * group_sum));
-        acc[m] = Isa::fma(sum, both, acc[m]);
-        if constexpr (kLayout == Layout::kQ4m) {
-          const F min = Isa::load_f16(reinterpret_cast<const uint16_t*>(w) + kLanes);
-          acc[m] = Isa::fma(min, Isa::set1(row_scale * group_sum), acc[m]);
-        }
+        acc[m] = add_group<Isa, kLayout>(acc[m], dot[m], scale, min, a, first + m * groups + g);
       }
     }
   }
   for (int m = 0; m < M; ++m) Isa::store(out + m * kLanes, acc[m]);
 }
 
-template <class Isa, Layout kLayout, int M = Isa::kTileRows>
+template <class Isa, Layout kLayout, bool kIsUnpacked, int M = Isa::kTileRows>
 inline void product_rows(int count, const uint8_t* tile, const Activations& a, int64_t row, float* out) {
-  if (count == M) return product_tile<Isa, kLayout, M>(tile, a, row, out);
-  if constexpr (M > 1) product_rows<Isa, kLayout, M - 1>(count, tile, a, row, out);
+  if (count == M) return product_tile<Isa, kLayout, M, kIsUnpacked>(tile, a, row, out);
+  if constexpr (M > 1) product_rows<Isa, kLayout, kIsUnpacked, M - 1>(count, tile, a, row, out);
 }
 
 // Rows swept per weight tile: their prepared form stays in L2 beside the tile (192 of at least 512 KiB).
-inline int32_t chunk_rows(Layout layout, int64_t k) {
+static inline int32_t chunk_rows(Layout layout, int64_t k) {
   const int64_t row_bytes = k * (layout == Layout::kF32 ? 4 : layout == Layout::kBf16 ? 2 : 1);
   return static_cast<int32_t>(std::clamp<int64_t>(192 * 1024 / row_bytes, 16, 256) / 8 * 8);
 }
+
+// Whether tiles of this layout are unpacked when many rows meet them.
+template <class Isa, Layout kLayout>
+inline constexpr bool kUnpacks = HasUnpacked<Isa> && (kLayout == Layout::kQ4 || kLayout == Layout::kQ4m);
 
 template <class Isa, Layout kLayout, int T, class TileOf, class Emit>
 void sweep_layout(const Weight& w, const Activations& a, int32_t rows, Range units, TileOf tile_of, Emit& emit) {
@@ -116,11 +163,32 @@ void sweep_layout(const Weight& w, const Activations& a, int32_t rows, Range uni
   const int32_t chunk = chunk_rows(kLayout, a.k);
   for (int32_t first = 0; first < rows; first += chunk) {
     const int32_t stop = std::min(rows, first + chunk);
+    bool is_unpacked = false;
+    if constexpr (kUnpacks<Isa, kLayout>) {
+      is_unpacked = stop - first >= kUnpackRows;
+    }
     for (int64_t unit = units.start; unit < units.stop; ++unit) {
+      const uint8_t* tiles[T];
+      for (int t = 0; t < T; ++t) {
+        tiles[t] = w.data + tile_of(unit, t) * stride;
+        if constexpr (kUnpacks<Isa, kLayout>) {
+          if (is_unpacked) {
+            uint8_t* memory = a.tile + t * unpacked_bytes(a.k);
+            unpack_tile<Isa, kLayout>(tiles[t], a.k / kGroup, memory);
+            tiles[t] = memory;
+          }
+        }
+      }
       for (int32_t row = first; row < stop; row += kRows) {
         const int count = std::min(kRows, stop - row);
         for (int t = 0; t < T; ++t) {
-          product_rows<Isa, kLayout>(count, w.data + tile_of(unit, t) * stride, a, row, out[t]);
+          if constexpr (kUnpacks<Isa, kLayout>) {
+            if (is_unpacked) {
+              product_rows<Isa, kLayout, true>(count, tiles[t], a, row, out[t]);
+              continue;
+            }
+          }
+          product_rows<Isa, kLayout, false>(count, tiles[t], a, row, out[t]);
         }
         for (int m = 0; m < count; ++m) {
           typename Isa::F y[T];

@@ -16,16 +16,19 @@ namespace headrace {
 // Up to here preparing all rows on every thread costs less than a barrier (a row of 576 takes about 0.3 us).
 inline constexpr int32_t kReplicatedRows = 2;
 
+// Tiles of one unit of a sweep.
+inline constexpr int64_t kMaxTiles = 2;
+
 // Bytes that `rows` prepared rows of `k` inputs take in any form.
-constexpr int64_t prepared_bytes(int64_t rows, int64_t k) {
-  return align_up(rows * k * 4) + 2 * align_up(rows * (k / kGroup) * 4);
+static constexpr int64_t prepared_bytes(int64_t rows, int64_t k) {
+  return align_up(rows * k * 4) + 3 * align_up(rows * (k / kGroup) * 4);
 }
-constexpr int64_t shared_rows_bytes(const Limits& limits) {
+static constexpr int64_t shared_rows_bytes(const Limits& limits) {
   const int64_t rows = limits.max_rows > limits.max_outputs ? limits.max_rows : limits.max_outputs;
   return prepared_bytes(rows, limits.max_k);
 }
-constexpr int64_t own_rows_bytes(const Limits& limits) {
-  return prepared_bytes(kReplicatedRows, limits.max_k) + align_up(int64_t{limits.max_k} * 4);
+static constexpr int64_t own_rows_bytes(const Limits& limits) {
+  return prepared_bytes(kReplicatedRows, limits.max_k) + kMaxTiles * unpacked_bytes(limits.max_k);
 }
 
 struct Prologue {
@@ -94,6 +97,13 @@ void prepare_row(const Prologue& p, const float* x, int64_t row, const Activatio
   if (p.layout == Layout::kF32) {
     float* out = const_cast<float*>(to.f32) + row * k;
     for (int64_t i = 0; i < k; i += kLanes) Isa::store(out + i, normed<Isa>(p, x, i, inverse));
+  } else if (p.layout == Layout::kBf16 && HasFloatDot<Isa>) {
+    float* out = const_cast<float*>(to.f32) + row * k;
+    alignas(kAlign) uint16_t rounded[kLanes];
+    for (int64_t i = 0; i < k; i += kLanes) {
+      Isa::store_bf16(rounded, normed<Isa>(p, x, i, inverse));
+      Isa::store(out + i, Isa::load_bf16(rounded));
+    }
   } else if (p.layout == Layout::kBf16) {
     uint16_t* out = const_cast<uint16_t*>(to.bf16) + row * k;
     for (int64_t i = 0; i < k; i += kLanes) Isa::store_bf16(out + i, normed<Isa>(p, x, i, inverse));
@@ -102,22 +112,28 @@ void prepare_row(const Prologue& p, const float* x, int64_t row, const Activatio
     int8_t* q = const_cast<int8_t*>(to.q8) + row * k;
     float* scales = const_cast<float*>(to.scales) + row * groups;
     int32_t* sums = const_cast<int32_t*>(to.sums) + row * groups;
+    float* offsets = const_cast<float*>(to.offsets) + row * groups;
     for (int64_t g = 0; g < groups; ++g) {
       const int64_t i = g * kGroup;
       quantise_group<Isa>(normed<Isa>(p, x, i, inverse), normed<Isa>(p, x, i + kLanes, inverse), q + i, scales + g,
                           sums + g);
+      const auto sum = static_cast<float>(sums[g]);
+      offsets[g] = p.layout == Layout::kQ4 ? 8.0f * sum : scales[g] * sum;
     }
   }
 }
 
-inline Activations place_rows(uint8_t* memory, int64_t rows, int64_t k) {
+static inline Activations place_rows(uint8_t* memory, int64_t rows, int64_t k) {
   Activations a;
   a.k = k;
   a.f32 = reinterpret_cast<const float*>(memory);
   a.bf16 = reinterpret_cast<const uint16_t*>(memory);
   a.q8 = reinterpret_cast<const int8_t*>(memory);
-  a.scales = reinterpret_cast<const float*>(memory + align_up(rows * k * 4));
-  a.sums = reinterpret_cast<const int32_t*>(memory + align_up(rows * k * 4) + align_up(rows * (k / kGroup) * 4));
+  const int64_t groups_size = align_up(rows * (k / kGroup) * 4);
+  memory += align_up(rows * k * 4);
+  a.scales = reinterpret_cast<const float*>(memory);
+  a.sums = reinterpret_cast<const int32_t*>(memory + groups_size);
+  a.offsets = reinterpret_cast<const float*>(memory + 2 * groups_size);
   return a;
 }
 
@@ -128,7 +144,8 @@ Activations prepare_rows(const Prologue& p, int32_t rows, RowOf row_of, const Th
   const bool is_replicated = rows <= kReplicatedRows || context.threads == 1;
   // With one thread there is no sharing, but many rows need the larger memory.
   uint8_t* memory = rows <= kReplicatedRows ? context.own_rows : context.shared_rows;
-  const Activations a = place_rows(memory, rows, p.k);
+  Activations a = place_rows(memory, rows, p.k);
+  a.tile = context.own_rows + prepared_bytes(kReplicatedRows, context.limits->max_k);
   const Range range = is_replicated ? Range{0, rows} : share(rows, context.thread, context.threads);
   for (int64_t i = range.start; i < range.stop; ++i) prepare_row<Isa>(p, p.input + row_of(i) * p.k, i, a);
   if (!is_replicated) context.barrier->wait();

@@ -36,13 +36,20 @@ class Weight(Protocol):
     """A packed weight; ``data`` is uint8, 64-byte aligned, and is kept alive by the VM that uses it."""
 
     @property
-    def layout(self) -> Layout: ...
+    def layout(self) -> Layout:
+        """How ``data`` is to be read."""
+
     @property
-    def n(self) -> int: ...
+    def n(self) -> int:
+        """Columns, elements or positions."""
+
     @property
-    def k(self) -> int: ...
+    def k(self) -> int:
+        """Inputs of a matrix, head size of a rotation table."""
+
     @property
-    def data(self) -> NDArray[np.uint8]: ...
+    def data(self) -> NDArray[np.uint8]:
+        """The bytes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,165 @@
+"""Packing: what is copied is copied exactly, what is quantised is within half a step, what is wrong is refused."""
+
+from __future__ import annotations
+
+import gguf
+import numpy as np
+import pytest
+
+from headrace.base.errors import ModelFormatError
+from headrace.kernels import vm
+from headrace.program.opcodes import Layout
+
+N, K = 35, 96  # neither a multiple of the sixteen lanes nor a power of two
+
+GGUF_TYPES = {
+    "Q8_0": gguf.GGMLQuantizationType.Q8_0,
+    "Q4_0": gguf.GGMLQuantizationType.Q4_0,
+    "Q4_1": gguf.GGMLQuantizationType.Q4_1,
+}
+
+
+def _values(seed: int = 1) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal((N, K), dtype=np.float32)
+
+
+@pytest.mark.parametrize(
+    ("source", "layout"),
+    [
+        ("Q8_0", Layout.Q8),
+        ("Q4_0", Layout.Q4),
+        ("Q4_1", Layout.Q4M),
+        ("Q8_0", Layout.F32),
+        ("Q4_0", Layout.F32),
+        ("Q4_1", Layout.F32),
+    ],
+)
+def test_gguf_blocks_keep_their_numbers(source: str, layout: Layout) -> None:
+    blocks = gguf.quants.quantize(_values(), GGUF_TYPES[source])
+
+    packed = vm.pack(layout, source, blocks, N, K)
+
+    assert np.array_equal(vm.unpack(layout, packed, N, K), gguf.quants.dequantize(blocks, GGUF_TYPES[source]))
+
+
+def test_q4_0_blocks_keep_their_numbers_beside_q4_1() -> None:
+    blocks = gguf.quants.quantize(_values(), GGUF_TYPES["Q4_0"])
+
+    packed = vm.pack(Layout.Q4M, "Q4_0", blocks, N, K)
+
+    # The minimum is −8·scale: exact in f16. The sum of the two rounds once in f32.
+    expected = gguf.quants.dequantize(blocks, GGUF_TYPES["Q4_0"])
+    assert np.allclose(vm.unpack(Layout.Q4M, packed, N, K), expected, rtol=2**-22, atol=1e-7)
+
+
+def test_q8_0_keeps_the_most_negative_integer() -> None:
+    blocks = gguf.quants.quantize(_values(), GGUF_TYPES["Q8_0"])
+    blocks.reshape(N, K // 32, 34)[:, :, 2:] = 0x80
+
+    packed = vm.pack(Layout.Q8, "Q8_0", blocks, N, K)
+
+    assert np.array_equal(vm.unpack(Layout.Q8, packed, N, K), gguf.quants.dequantize(blocks, GGUF_TYPES["Q8_0"]))
+
+
+def test_f32_survives_f32() -> None:
+    values = _values()
+
+    packed = vm.pack(Layout.F32, "F32", values, N, K, threads=2)
+
+    assert np.array_equal(vm.unpack(Layout.F32, packed, N, K), values)
+
+
+@pytest.mark.parametrize("layout", [Layout.F32, Layout.BF16])
+def test_bf16_survives_every_bit(layout: Layout) -> None:
+    raw = np.random.default_rng(3).integers(0, 1 << 16, (N, K), dtype=np.uint16)
+    raw[(raw & 0x7F80) == 0x7F80] = 0x3F80  # no NaN: they do not compare equal
+
+    packed = vm.pack(layout, "BF16", raw, N, K)
+
+    assert np.array_equal(vm.unpack(layout, packed, N, K), (raw.astype(np.uint32) << 16).view(np.float32))
+
+
+def test_f16_widens_exactly_subnormals_too() -> None:
+    raw = np.random.default_rng(4).integers(0, 1 << 16, (N, K), dtype=np.uint16)
+    raw[(raw & 0x7C00) == 0x7C00] = 1
+
+    packed = vm.pack(Layout.F32, "F16", raw, N, K)
+
+    assert np.array_equal(vm.unpack(Layout.F32, packed, N, K), raw.view(np.float16).astype(np.float32))
+
+
+def test_f32_rounds_to_bf16_nearest_even() -> None:
+    values = _values()
+    values[0, :4] = np.array([0x3F808000, 0x3F818000, 0x3F808001, 0x3F807FFF], dtype=np.uint32).view(np.float32)
+
+    packed = vm.pack(Layout.BF16, "F32", values, N, K)
+
+    got = vm.unpack(Layout.BF16, packed, N, K).view(np.uint32) >> 16
+    bits = values.view(np.uint32)
+    assert list(got[0, :4]) == [0x3F80, 0x3F82, 0x3F81, 0x3F80]
+    assert np.array_equal(got, (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16)
+
+
+@pytest.mark.parametrize("source", ["F32", "BF16", "F16"])
+@pytest.mark.parametrize(("layout", "steps"), [(Layout.Q8, 254), (Layout.Q4, 15), (Layout.Q4M, 15)])
+def test_quantising_errs_by_half_a_step(source: str, layout: Layout, steps: int) -> None:
+    values = _values(5)
+    if source == "BF16":
+        raw = (values.view(np.uint32) >> 16).astype(np.uint16)
+        values = (raw.astype(np.uint32) << 16).view(np.float32)
+    elif source == "F16":
+        raw = values.astype(np.float16)
+        values = raw.astype(np.float32)
+    else:
+        raw = values
+
+    got = vm.unpack(layout, vm.pack(layout, source, raw, N, K), N, K)
+
+    groups = values.reshape(N, K // 32, 32)
+    span = groups.max(-1) - groups.min(-1) if layout is Layout.Q4M else 2 * np.abs(groups).max(-1)
+    # Half a step, and what f16 rounds off the scale (2^-11) over up to `steps` steps; Q4 clamps its smaller side,
+    # which may cost one whole step.
+    step = span / (16 if layout is Layout.Q4 else steps)
+    bound = step * ((1.0 if layout is Layout.Q4 else 0.5) + steps * 2**-10)
+    assert (np.abs(got - values).reshape(N, K // 32, 32).max(-1) <= bound).all()
+
+
+@pytest.mark.parametrize("layout", [Layout.Q8, Layout.Q4, Layout.Q4M])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, 1e30])
+def test_pack_refuses_what_no_scale_holds(layout: Layout, bad: float) -> None:
+    values = _values()
+    values[7, 50] = bad
+
+    with pytest.raises(ModelFormatError, match="quantise"):
+        vm.pack(layout, "F32", values, N, K)
+
+
+def test_pack_with_two_threads_gives_the_same_bytes() -> None:
+    values = _values()
+
+    one = vm.pack(Layout.Q4M, "F32", values, N, K, threads=1)
+    two = vm.pack(Layout.Q4M, "F32", values, N, K, threads=2)
+
+    assert np.array_equal(one, two)
+
+
+@pytest.mark.parametrize(
+    ("layout", "source", "size", "n", "k"),
+    [
+        (Layout.Q8, "Q8_0", 33, 1, 32),
+        (Layout.Q8, "Q8_0", 34, 1, 33),
+        (Layout.Q8, "Q8_0", 0, 0, 32),
+        (Layout.Q8, "Q5_K", 34, 1, 32),
+        (Layout.VECTOR_F32, "F32", 128, 1, 32),
+        (Layout.F32, "F32", 128, -1, 32),
+    ],
+    ids=["size", "k", "n", "source", "layout", "negative"],
+)
+def test_pack_refuses_a_wrong_shape(layout: Layout, source: str, size: int, n: int, k: int) -> None:
+    with pytest.raises(ModelFormatError):
+        vm.pack(layout, source, np.zeros(size, dtype=np.uint8), n, k)
+
+
+def test_unpack_refuses_a_short_array() -> None:
+    with pytest.raises(ModelFormatError, match="needs"):
+        vm.unpack(Layout.Q8, np.zeros(10, dtype=np.uint8), 16, 32)
