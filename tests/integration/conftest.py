@@ -15,6 +15,7 @@ import aiohttp
 import pytest
 import uvloop
 
+from headrace.base.clock import Clock
 from headrace.protocol.launch import FrontLaunch
 from headrace.replica.port import Readiness
 from headrace.server.front import Front
@@ -134,7 +135,9 @@ async def make_house(tmp_path: Path) -> AsyncIterator[MakeHouse]:
     """Gives a function that starts a front over a mock worker: ``await make_house(script, limit=value, …)``."""
     async with AsyncExitStack() as stack:
 
-        async def make(script: Script | None = None, *, is_ready: bool = True, **limits: Any) -> House:
+        async def make(
+            script: Script | None = None, *, is_ready: bool = True, clock: Clock | None = None, **limits: Any
+        ) -> House:
             socket_path = tmp_path / "worker.sock"
             worker = MockWorker(script)
             await worker.start(socket_path)
@@ -146,7 +149,7 @@ async def make_house(tmp_path: Path) -> AsyncIterator[MakeHouse]:
                 worker_socket_path=str(socket_path),
                 **limits,
             )
-            front = Front(launch, ByteKit(), [listener])
+            front = Front(launch, ByteKit(), [listener], clock=clock)
             port = listener.getsockname()[1]
             await stack.enter_async_context(front.running())
             client = await stack.enter_async_context(aiohttp.ClientSession())

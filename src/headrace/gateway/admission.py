@@ -27,12 +27,14 @@ class Admission:
     Args:
         capacity: sequences that may run at once, ≥ 1.
         max_waiting: requests that may wait.
+        retry_after_s: gives when a refused caller should come back.
     """
 
-    def __init__(self, capacity: int, max_waiting: int) -> None:
+    def __init__(self, capacity: int, max_waiting: int, retry_after_s: Callable[[], float] = lambda: 1.0) -> None:
         self.capacity = capacity
         self.max_waiting = max_waiting
         self.num_running = 0
+        self._retry_after_s = retry_after_s
         self._waiting: deque[_Waiter] = deque()
 
     @property
@@ -47,10 +49,7 @@ class Admission:
             OverloadedError: ``queue_full``.
         """
         if len(self._waiting) >= self.max_waiting and self.num_running >= self.capacity:
-            raise OverloadedError(
-                f"{self.num_running} sequences run and {len(self._waiting)} requests wait, the limits are "
-                f"{self.capacity} and {self.max_waiting}: try again later"
-            )
+            raise self._full()
 
     async def enter(self, weight: int, on_wait: Callable[[asyncio.Future[None]], None]) -> int:
         """Waits for a place; a caller that gives up is cancelled.
@@ -67,10 +66,7 @@ class Admission:
             self.num_running += weight
             return weight
         if len(self._waiting) >= self.max_waiting:
-            raise OverloadedError(
-                f"{self.num_running} sequences run and {len(self._waiting)} requests wait, the limits are "
-                f"{self.capacity} and {self.max_waiting}: try again later"
-            )
+            raise self._full()
         waiter = _Waiter(weight, asyncio.get_running_loop().create_future())
         self._waiting.append(waiter)
         on_wait(waiter.is_admitted)
@@ -90,6 +86,13 @@ class Admission:
         self.num_running -= weight
         assert self.num_running >= 0, "more places were given back than taken"
         self._admit()
+
+    def _full(self) -> OverloadedError:
+        return OverloadedError(
+            f"{self.num_running} sequences run and {len(self._waiting)} requests wait, the limits are "
+            f"{self.capacity} and {self.max_waiting}: try again later",
+            retry_after_s=self._retry_after_s(),
+        )
 
     def _admit(self) -> None:
         while self._waiting and self.num_running + self._waiting[0].weight <= self.capacity:

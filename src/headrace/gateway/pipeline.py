@@ -93,7 +93,7 @@ class Pipeline:
         self.limits = limits
         self.served_names = tuple(served_names)
         self.chance = chance or random.SystemRandom()
-        self.admission = Admission(limits.max_concurrent_requests, limits.max_queued_requests)
+        self.admission = Admission(limits.max_concurrent_requests, limits.max_queued_requests, self.retry_after_s)
         self.quarantine = Quarantine(clock)
         self.is_draining = False
         self._runs: set[Run] = set()

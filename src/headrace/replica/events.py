@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Final
 
 from headrace.base.errors import OverloadedError
-from headrace.protocol.frames import EchoLogprobs, Event, Failed, Finished, Tokens
+from headrace.protocol.frames import Event, Failed, Finished, Tokens
 
 # api.md: a stalled reader holds at most 256 KiB; the transport's own high-water mark is 64 KiB of them.
 MAX_PENDING_BYTES: Final = 192 * 2**10
@@ -43,16 +43,15 @@ class EventStream:
         """Adds an event; a consumer that let more than ``MAX_PENDING_BYTES`` pile up loses the stream."""
         if self._failure is not None:
             return
-        kind = type(event)
-        if kind is Tokens or kind is EchoLogprobs:
+        if isinstance(event, Tokens):
             self.has_started = True
             self.has_tokens = True
-            self._pending_bytes += _size(event)
+            self._pending_bytes += _size(event) if event.logprobs else _ID_BYTES * len(event.ids)
             if self._pending_bytes > MAX_PENDING_BYTES and self.on_overrun is not None:
                 self.fail(OverloadedError("the client reads too slowly", code="slow_client"))
                 self.on_overrun()
                 return
-        elif kind is Finished or kind is Failed:
+        elif isinstance(event, (Finished, Failed)):
             self.open_ids.discard(event.request_id)
         else:
             self.has_started = True
@@ -105,11 +104,6 @@ class EventStream:
             self._abort(ids)
 
 
-def _size(event: Event) -> int:
-    """Gives about how much memory the event holds, bytes."""
-    if isinstance(event, Tokens):
-        size = _ID_BYTES * len(event.ids)
-        return size + sum(2 * _TOP_BYTES + _TOP_BYTES * len(entry.top_ids) for entry in event.logprobs)
-    if isinstance(event, EchoLogprobs):
-        return 0  # as long as the prompt at most, and there is one per prompt
-    return 0
+def _size(event: Tokens) -> int:
+    """Gives about how much memory tokens with log-probabilities hold, bytes."""
+    return _ID_BYTES * len(event.ids) + sum(_TOP_BYTES * (2 + len(entry.top_ids)) for entry in event.logprobs)

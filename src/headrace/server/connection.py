@@ -36,6 +36,7 @@ class ConnectionLimits:
     clock: Clock
     stalled_reader_timeout_s: float = 60.0
     max_connections: int = 2048
+    is_draining: bool = False
     open_connections: set[Connection] = field(default_factory=set)
 
 
@@ -166,6 +167,8 @@ class Connection(HttpToolsProtocol):
         if not self.url.startswith(b"/") and self.url != b"*":
             self._raise(RequestError("the request target must be a path", code="bad_request"))
         super().on_headers_complete()
+        if self.limits.is_draining:
+            self.close_after_answer()
 
     # uvicorn's answers for what never reaches the application
 

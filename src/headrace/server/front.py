@@ -155,9 +155,9 @@ class Front:
         """
         _log.info("drain_started", open_requests=self.pipeline.num_open)
         launch = self._launch
-        # Readiness turns first, and new connections are still answered (503) while routers notice.
+        # New connections are still answered, with 503, so that routers and probes see what is happening.
         self.pipeline.drain()
-        self.listener.stop_accepting()
+        self.listener.drain()
         started_at_s = self.clock.now_s()
         num_cut = 0
         has_ended_whole = False
@@ -170,6 +170,7 @@ class Front:
                 num_cut += self.pipeline.end_all(is_stream=True)
                 break
             await asyncio.sleep(0.05)
+        self.listener.stop_accepting()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_LAST_BYTES_S):
                 await self.listener.wait_ended()

@@ -80,12 +80,16 @@ class Listener:
         now_s = self.limits.clock.now_s()
         return sum(connection.cut_if_stalled(now_s) for connection in list(self.limits.open_connections))
 
-    def stop_accepting(self) -> None:
-        """Closes the listening sockets here (the supervisor's stay open), and idle connections."""
-        for server in self._servers:
-            server.close()
+    def drain(self) -> None:
+        """Closes idle connections, and every other one with its present answer; new ones are answered and closed."""
+        self.limits.is_draining = True
         for connection in list(self.limits.open_connections):
             connection.shutdown()
+
+    def stop_accepting(self) -> None:
+        """Closes the listening sockets here; the supervisor's stay open."""
+        for server in self._servers:
+            server.close()
 
     async def wait_ended(self) -> None:
         """Waits until no request is being answered any more."""
