@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import codecs
+import io
 import json
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -98,7 +99,7 @@ class House:
         """Posts JSON; gives status, decoded body and headers."""
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
         all_headers = {"content-type": "application/json", **headers}
-        async with self.client.post(self.url(path), data=data, headers=all_headers) as response:
+        async with self.client.post(self.url(path), data=io.BytesIO(data), headers=all_headers) as response:
             raw = await response.read()
             return response.status, json.loads(raw) if raw else None, response.headers
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from headrace.base.clock import ManualClock
+from headrace.replica.port import Readiness
 from headrace.testing.mock_worker import Fault, Reply, Script
 
 CHAT = {"model": "bytes", "messages": [{"role": "user", "content": "Say hi"}]}
@@ -226,8 +227,7 @@ async def test_a_first_token_that_does_not_come_is_a_504(make_house: Any) -> Non
     clock = ManualClock()
     house = await make_house(Script(default=Reply(hold_at_token=0)), clock=clock)
     answer = asyncio.create_task(house.post(CHAT_PATH, CHAT))
-    await until(lambda: house.front.replica.num_running == 1 and house.worker.num_running == 1)
-    await asyncio.sleep(0.05)
+    await until(lambda: any(run.record.started_at_s is not None for run in house.front.pipeline.open_runs))
 
     clock.advance(32.0)
     status, body, _ = await answer
@@ -335,8 +335,9 @@ async def test_readiness_follows_the_worker(make_house: Any) -> None:
     await house.front.replica.wait_ready()
     ready = [(await house.get(path))[0] for path in ("/health", "/readyz", "/startupz", "/livez")]
     house.worker.freeze()
-    await asyncio.sleep(0.02)
-    clock.advance(5.5)
+    while house.front.replica.readiness is Readiness.READY:
+        clock.advance(5.5)
+        await asyncio.sleep(0)
     stalled = [(await house.get(path))[0] for path in ("/health", "/readyz", "/livez")]
     unanswered = await house.post(CHAT_PATH, CHAT)
     house.worker.thaw()

@@ -103,6 +103,11 @@ class Pipeline:
         """Requests inside this front."""
         return len(self._runs)
 
+    @property
+    def open_runs(self) -> tuple[Run, ...]:
+        """The requests inside this front."""
+        return tuple(self._runs)
+
     def run(self, request: GenerateRequest, record: Record) -> Run:
         """Takes a request on; nothing happens before ``Run.open``."""
         run = Run(self, request, record)
