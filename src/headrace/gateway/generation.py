@@ -92,6 +92,7 @@ class Generation:
         self._pieces = pieces
         self._echo = echo
         self._base = len(echo.text) if echo is not None else 0
+        self._is_cut = False  # by a stop string
         self._num_decoded = 0  # characters that the detokeniser has given
         self._num_said = 0  # characters that pieces have carried
         self._held: list[TokenEntry] = []
@@ -121,6 +122,7 @@ class Generation:
             text, is_stopped = self._stops.push(text)
             said.append(text)
             if is_stopped:
+                self._is_cut = True
                 self._end("stop")
                 break
         piece = self._piece("".join(said))
@@ -150,6 +152,7 @@ class Generation:
         if self._stops is not None:
             text, is_stopped = self._stops.push(text)
             if is_stopped:
+                self._is_cut = True
                 reason = "stop"
             else:
                 text += self._stops.flush()
@@ -176,17 +179,21 @@ class Generation:
         self._held.append(self._entry(token, scores, start, start + len(text)))
 
     def _release(self) -> list[TokenEntry]:
-        """Gives the held entries whose text has been said; at the end all but those past a stop string's start."""
+        """Gives the held entries whose text has been said; at the end all but those past a stop string's start.
+
+        A token without text of its own (half a character) goes out with the one that completes it.
+        """
         said = self._base + self._num_said
         if self.is_done:
-            ready = [entry for entry in self._held if entry.end <= said or entry.offset < said]
+            ready = [entry for entry in self._held if entry.offset < said] if self._is_cut else list(self._held)
             self._held.clear()
             return ready
         count = 0
-        for entry in self._held:
+        for position, entry in enumerate(self._held):
             if entry.end > said:
                 break
-            count += 1
+            if entry.end > entry.offset:
+                count = position + 1
         ready = self._held[:count]
         del self._held[:count]
         return ready
