@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.base.errors import ContextLengthError
+from headrace.base.errors import ContextLengthError, NumericalError
 from headrace.engine.weights import load_weights
 from headrace.program.encode import encode
 from headrace.program.opcodes import BLOCK_TOKENS, MAX_LOGPROBS, KvType
@@ -23,6 +23,8 @@ from headrace.program.verify import verify, verify_encoded
 from headrace.registry.model import open_model
 
 Int32s = NDArray[np.int32]
+# A remainder is what the listed probabilities leave of 1; their float32 logarithms make it uncertain by about this.
+_MIN_REST = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +71,7 @@ def divergences(reference: Distributions, candidate: Distributions) -> NDArray[n
         _, ours, theirs = np.intersect1d(ids, candidate.ids[row], assume_unique=True, return_indices=True)
         log_p, log_q = logprobs[ours], candidate.logprobs[row][theirs]
         p, q = np.exp(log_p), np.exp(log_q)
-        # Rounding may leave a remainder of −1e−7; nothing below 1e−9 is meant.
-        rest_p, rest_q = max(1.0 - p.sum(), 1e-9), max(1.0 - q.sum(), 1e-9)
+        rest_p, rest_q = max(1.0 - p.sum(), _MIN_REST), max(1.0 - q.sum(), _MIN_REST)
         result[row] = (p * (log_p - log_q)).sum() + rest_p * np.log(rest_p / rest_q)
     return np.maximum(result, 0.0)
 
@@ -93,13 +94,14 @@ def _perplexity(targets: NDArray[np.float64] | None) -> float:
 
 
 class Subject:
-    """A model in one configuration, loaded to be asked for distributions and greedy answers, one sequence at a time.
+    """A model in one configuration, loaded to be asked for distributions and greedy answers.
 
     Args:
         path: folder or file.
         dtype: ``fp32`` is the exact path: f32 weights, activations and KV.
         quantization: ``none``, ``int8``, ``int4``.
         context_tokens: longest sequence.
+        sequences: prompts that are continued together.
         rows: rows of a step; results do not depend on it.
     """
 
@@ -112,44 +114,43 @@ class Subject:
         isa: str | None = None,
         threads: int = 2,
         context_tokens: int = 512,
+        sequences: int = 32,
         rows: int = 128,
     ) -> None:
         # Late: what only compares must import where the native library is not built.
         from headrace.kernels.vm import KvConfig, Vm
 
+        assert rows >= sequences
         files = open_model(path, has_vocabulary=False)
         spec = spec_from_files(files)
         program = build_program(spec)
         verify(program)
         encoded = encode(program, rows)
         verify_encoded(program, encoded)
+        blocks = -(-context_tokens // BLOCK_TOKENS)
         self._rows = rows
-        self._blocks = -(-context_tokens // BLOCK_TOKENS)
-        self.vocab_size = spec.vocab_size
+        self._tables = np.arange(sequences * blocks, dtype=np.int32).reshape(sequences, blocks)
+        self._num_top = min(MAX_LOGPROBS, spec.vocab_size)
+        weights = load_weights(
+            files,
+            program,
+            dtype=dtype,
+            quantization=quantization,
+            rope_positions=blocks * BLOCK_TOKENS,
+            threads=threads,
+        )
+        kv_type = KvType.F32 if dtype == "fp32" else KvType.BF16
         self._vm = Vm(
             encoded.records,
             encoded.arena_bytes,
-            load_weights(
-                files,
-                program,
-                dtype=dtype,
-                quantization=quantization,
-                rope_positions=self._blocks * BLOCK_TOKENS,
-                threads=threads,
-            ),
+            weights,
             threads=threads,
             isa=isa,
             max_rows=rows,
-            max_sequences=1,
+            max_sequences=sequences,
             max_outputs=rows,
-            max_top=MAX_LOGPROBS,
-            kv=KvConfig(
-                KvType.F32 if dtype == "fp32" else KvType.BF16,
-                spec.layers,
-                spec.kv_heads,
-                spec.head_size,
-                self._blocks,
-            ),
+            max_top=self._num_top,
+            kv=KvConfig(kv_type, spec.layers, spec.kv_heads, spec.head_size, sequences * blocks),
         )
 
     def distributions(self, texts: Sequence[Sequence[int]]) -> Distributions:
@@ -166,52 +167,71 @@ class Subject:
         )
 
     def _score(self, text: Sequence[int]) -> Iterator[tuple[Int32s, NDArray[np.float64], NDArray[np.float64]]]:
+        self._check_length(len(text))
         for start in range(0, len(text) - 1, self._rows):
             stop = min(start + self._rows, len(text) - 1)
-            outputs = self._outputs(range(start, stop), num_logprobs=min(MAX_LOGPROBS, self.vocab_size))
+            outputs = _output_rows(stop - start)
+            outputs["num_logprobs"] = self._num_top
             outputs["target"] = text[start + 1 : stop + 1]
-            results, ids, logprobs = self._step(text, start, stop, outputs)
-            assert (results["status"] == 0).all(), "the model makes NaN of this text"
-            width = int(results["num_top"][0])
-            yield ids[:, :width], logprobs[:, :width].astype(np.float64), results["logprob"].astype(np.float64)
+            results, ids, logprobs = self._step([(0, start, text[start:stop])], outputs)
+            yield ids, logprobs.astype(np.float64), results["logprob"].astype(np.float64)
 
-    def greedy(self, prompt: Sequence[int], num_tokens: int) -> list[int]:
-        """Returns the greedy continuation, end-of-sequence ids included.
+    def greedy(self, prompts: Sequence[Sequence[int]], num_tokens: int) -> list[list[int]]:
+        """Returns the greedy continuations of the prompts, end-of-sequence ids included.
 
         Raises:
-            ContextLengthError: prompt and continuation are longer than the context.
+            ContextLengthError: a prompt and its continuation are longer than the context.
         """
-        ids = list(prompt)
-        start = 0
-        while len(ids) < len(prompt) + num_tokens:
-            stop = min(start + self._rows, len(ids))
-            outputs = self._outputs([stop - 1], num_logprobs=-1, start=start)
-            results, _, _ = self._step(ids, start, stop, outputs)
-            if stop == len(ids):
-                ids.append(int(results["token"][0]))
-            start = stop
-        return ids[len(prompt) :]
+        answers: list[list[int]] = []
+        for first in range(0, len(prompts), len(self._tables)):
+            answers += self._continue(prompts[first : first + len(self._tables)], num_tokens)
+        return answers
 
-    def _outputs(self, positions: Sequence[int], *, num_logprobs: int, start: int | None = None) -> NDArray[np.void]:
-        """Returns greedy output rows for positions of a step that begins at ``start``, by default the first of them."""
-        outputs = np.zeros(len(positions), OUTPUT_DTYPE)
-        outputs["row"] = np.array(positions) - (positions[0] if start is None else start)
-        outputs["position"] = np.array(positions) + 1
-        outputs["top_p"] = outputs["repetition"] = 1
-        outputs["mask"] = outputs["target"] = -1
-        outputs["num_logprobs"] = num_logprobs
-        return outputs
+    def _continue(self, prompts: Sequence[Sequence[int]], num_tokens: int) -> list[list[int]]:
+        answers = []
+        for seq, prompt in enumerate(prompts):
+            self._check_length(len(prompt) + num_tokens)
+            for start in range(0, len(prompt), self._rows):
+                chunk = prompt[start : start + self._rows]
+                outputs = _output_rows(1)
+                outputs["row"] = len(chunk) - 1
+                results, _, _ = self._step([(seq, start, chunk)], outputs)
+            answers.append([int(results["token"][0])])
+        for _ in range(num_tokens - 1):
+            rows = [
+                (seq, len(prompt) + len(answer) - 1, answer[-1:])
+                for seq, (prompt, answer) in enumerate(zip(prompts, answers, strict=True))
+            ]
+            results, _, _ = self._step(rows, _output_rows(len(rows)))
+            for answer, token in zip(answers, results["token"].tolist(), strict=True):
+                answer.append(token)
+        return answers
+
+    def _check_length(self, tokens: int) -> None:
+        limit = self._tables.shape[1] * BLOCK_TOKENS
+        if tokens > limit:
+            raise ContextLengthError(f"text has {tokens} tokens, the limit is {limit}: raise context_tokens")
 
     def _step(
-        self, ids: Sequence[int], start: int, stop: int, outputs: NDArray[np.void]
+        self, chunks: Sequence[tuple[int, int, Sequence[int]]], outputs: NDArray[np.void]
     ) -> tuple[NDArray[np.void], Int32s, NDArray[np.float32]]:
-        if stop > self._blocks * BLOCK_TOKENS:
-            limit = self._blocks * BLOCK_TOKENS
-            raise ContextLengthError(f"text has {len(ids)} tokens, the limit is {limit}: raise context_tokens")
-        return self._vm.step(
-            np.array(ids[start:stop], np.int32),
-            np.arange(start, stop, dtype=np.int32),
-            np.array([0, stop - start], np.int32),
-            np.arange(self._blocks, dtype=np.int32)[None],
+        """Runs one step of chunks (sequence, first position, token ids)."""
+        results, ids, logprobs = self._vm.step(
+            np.array([token for _, _, tokens in chunks for token in tokens], np.int32),
+            np.concatenate([np.arange(start, start + len(ids), dtype=np.int32) for _, start, ids in chunks]),
+            np.cumsum([0, *(len(tokens) for _, _, tokens in chunks)]).astype(np.int32),
+            np.ascontiguousarray(self._tables[[seq for seq, _, _ in chunks]]),
             outputs,
         )
+        if results["status"].any():
+            raise NumericalError("the model's logits are not numbers: its weights hold NaN or overflow")
+        return results, ids, logprobs
+
+
+def _output_rows(count: int) -> NDArray[np.void]:
+    """Returns greedy output rows, one per row of the step."""
+    outputs = np.zeros(count, OUTPUT_DTYPE)
+    outputs["row"] = np.arange(count)
+    outputs["top_p"] = outputs["repetition"] = 1
+    outputs["mask"] = outputs["target"] = outputs["num_logprobs"] = -1
+    return outputs
