@@ -33,9 +33,8 @@ def test_blocks_are_dequantised_within_a_step(tmp_path: Path, stored: str, steps
 
     for name, values in tiny_tensors(TinyShape(), 0).items():
         if values.ndim == 2:
-            spread = (
-                np.ptp(values.reshape(-1, 32), axis=1) if stored == "Q4_1" else np.abs(values).reshape(-1, 32).max(1)
-            )
+            blocks = values.reshape(-1, 32)
+            spread = np.ptp(blocks, axis=1) if stored == "Q4_1" else np.abs(blocks).max(1)
             # Half a step for rounding; up to a step at the clipped end of Q4_0; float16 scales add 2⁻¹⁰ of the range.
             bound = spread / steps + spread * 2**-9
             assert (np.abs(derived[name].reshape(-1, 32) - blocks) <= bound[:, None] + 1e-6).all(), name
