@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from itertools import pairwise
 
 import pytest
@@ -125,6 +126,26 @@ def test_stopping_does_not_depend_on_the_split(text: str, stops: list[str], cuts
     assert shown == expected
     assert matcher.matched == expected_stop
     assert is_stopped == (expected_stop is not None)
+
+
+def test_ten_thousand_streams_stop_as_their_whole_texts_do(tokenizer: Tokenizer) -> None:
+    draw = random.Random(50)
+    parts = ("a", "b", "ab", "é", "e\u0301", "漢", "🦊", "👩‍👧", " the", "\n")
+
+    for _ in range(10_000):
+        text = "".join(draw.choices(parts, k=draw.randrange(12)))
+        stops = ["".join(draw.choices(parts, k=draw.randrange(1, 4))) for _ in range(draw.randrange(4))]
+        # Any tokenisation, not only the tokenizer's own: bytes, or what it makes of a random cut.
+        cut = draw.randrange(len(text) + 1)
+        ids = tokenizer.encode(text[:cut], add_special=False) + tokenizer.encode(text[cut:], add_special=False)
+        if draw.random() < 0.5:
+            ids = [tokenizer.encode("é", add_special=False)[0] - 0xC3 + byte for byte in text.encode()]
+        stream, matcher = Detokenizer(tokenizer), StopMatcher(stops)
+
+        shown = "".join([matcher.push(stream.push([index]))[0] for index in ids])
+        shown += matcher.push(stream.flush())[0] + matcher.flush()
+
+        assert (shown, matcher.matched) == reference(text, stops)
 
 
 @given(small_text, small_stops)
