@@ -119,10 +119,12 @@ def serve(
 def _run(settings: Config, *, as_json: bool) -> int:
     import asyncio
     import os
+    import signal
 
     from headrace.base.clock import SystemClock
     from headrace.cli.history import RunRecord
     from headrace.fleet.server import run_server
+    from headrace.fleet.supervisor import STOP_SIGNALS
 
     require_native_library()
     model = resolve_model(settings)
@@ -133,7 +135,14 @@ def _run(settings: Config, *, as_json: bool) -> int:
         announce(plan, as_json=as_json)
         record.begin(model=plan.model, port=plan.listeners[0].port)
 
-    code = asyncio.run(run_server(settings, model, clock=clock, env=os.environ, on_ready=on_ready))
+    async def run() -> int:
+        code = await run_server(settings, model, clock=clock, env=os.environ, on_ready=on_ready)
+        for number in STOP_SIGNALS:
+            asyncio.get_running_loop().remove_signal_handler(number)
+            signal.signal(number, signal.SIG_IGN)  # it has ended; the exit code must say how
+        return code
+
+    code = asyncio.run(run())
     record.end(code)
     return code
 

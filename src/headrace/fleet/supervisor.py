@@ -39,7 +39,7 @@ from headrace.fleet.status import (
 )
 from headrace.protocol.frames import LINK_VERSION, FrameReader, FromWorker, Hello, Status, WorkerState, encode_frame
 
-_STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 log = get_log(__name__)
 
@@ -150,9 +150,12 @@ class Supervisor:
         self._stop.set()
 
     async def run(self) -> Exit:
-        """Starts everything, waits for the order to stop (or a fault that no restart cures), and ends everything."""
+        """Starts everything, waits for the order to stop (or a fault that no restart cures), and ends everything.
+
+        The signal handlers stay until the loop closes: a signal that comes late must not change how this ends.
+        """
         loop = asyncio.get_running_loop()
-        for number in _STOP_SIGNALS:
+        for number in STOP_SIGNALS:
             if signal.getsignal(number) is not signal.SIG_IGN:  # nohup keeps SIGHUP ignored
                 loop.add_signal_handler(number, self.request_stop)
         control = await serve_control(open_unix_listener(self._plan.folder / CONTROL_SOCKET_NAME), self.status)
@@ -172,8 +175,6 @@ class Supervisor:
             await asyncio.gather(*tasks, return_exceptions=True)
             self._kill_all()
             control.close()
-            for number in _STOP_SIGNALS:
-                loop.remove_signal_handler(number)
         log.info("supervisor_stopped", exit_code=int(self._exit))
         return self._exit
 
