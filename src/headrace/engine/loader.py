@@ -89,7 +89,7 @@ def inspect(launch: WorkerLaunch, *, available_bytes: int | None = None) -> Insp
         ConfigError: settings that the native engine does not have, or that contradict the model.
     """
     _check_launch(launch)
-    files = open_model(Path(launch.model_path))
+    files = open_model(Path(launch.model_path), has_vocabulary=False)
     spec = _with_window(spec_from_files(files), launch.attention_window)
     if launch.architecture is not None and launch.architecture != spec.architecture:
         raise ConfigError(
