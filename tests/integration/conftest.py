@@ -143,6 +143,8 @@ async def make_house(tmp_path: Path) -> AsyncIterator[MakeHouse]:
             worker = MockWorker(script)
             await worker.start(socket_path)
             listener = socket.create_server(("127.0.0.1", 0))
+            names = ("header_timeout_s", "body_idle_s", "max_connections")
+            edges = {name: limits.pop(name) for name in names if name in limits}
             launch = FrontLaunch(
                 model_path="",
                 served_names=[MODEL, "bytes"],
@@ -150,7 +152,7 @@ async def make_house(tmp_path: Path) -> AsyncIterator[MakeHouse]:
                 worker_socket_path=str(socket_path),
                 **limits,
             )
-            front = Front(launch, ByteKit(), [listener], clock=clock)
+            front = Front(launch, ByteKit(), [listener], clock=clock, **edges)
             port = listener.getsockname()[1]
             await stack.enter_async_context(front.running())
             client = await stack.enter_async_context(aiohttp.ClientSession())

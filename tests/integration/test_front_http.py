@@ -344,3 +344,55 @@ async def test_the_loop_stays_responsive_under_a_hostile_body(make_house: Any) -
 
     assert statuses == [400] * 4
     assert worst_s < 1.0  # the promise is 0.2 s; this machine also runs the client, and other tests beside it
+
+
+async def test_slow_headers_and_slow_bodies_are_408(make_house: Any) -> None:
+    house = await make_house(header_timeout_s=0.2, body_idle_s=0.2)
+    head = f"POST {CHAT_PATH} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n".encode()
+
+    slow_head = await raw(house, head)
+    slow_body = await raw(house, head + b"content-length: 100\r\n\r\n{")
+    silent = await raw(house, b"")
+
+    for answer in (slow_head, slow_body):
+        assert status_of(answer) == 408
+        assert error_of(answer)["code"] == "request_read_timeout"
+        assert b"connection: close" in answer.lower()
+    assert silent == b""
+
+
+async def test_too_many_connections_are_refused_with_a_503(make_house: Any) -> None:
+    house = await make_house(max_connections=2)
+    held = [await asyncio.open_connection("127.0.0.1", house.port) for _ in range(2)]
+    limits = house.front.listener.limits
+    while len(limits.open_connections) < 2:
+        await asyncio.sleep(0)
+
+    answer = await raw(house, b"GET /livez HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
+    for _, writer in held:
+        writer.close()
+
+    assert status_of(answer) == 503
+    assert error_of(answer)["code"] == "too_many_connections"
+
+
+async def test_a_client_that_leaves_while_it_sends_is_counted_and_forgotten(make_house: Any) -> None:
+    house = await make_house()
+    head = f"POST {CHAT_PATH} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n".encode()
+
+    _, writer = await asyncio.open_connection("127.0.0.1", house.port)
+    writer.write(head + b"content-length: 100\r\n\r\n{")
+    while not house.front.listener.num_exchanges:
+        await asyncio.sleep(0)
+    writer.transport.abort()
+    await house.front.listener.wait_ended()
+
+    assert house.front.recorder.snapshot().counters["headrace_requests_total"] == {("chat", "client_gone"): 1}
+
+
+async def test_template_variables_that_nobody_reads_are_listed(make_house: Any) -> None:
+    house = await make_house()
+
+    _, _, headers = await house.post(CHAT_PATH, {**CHAT, "chat_template_kwargs": {"thinking": True}, "odd\nname,": 1})
+
+    assert headers["x-headrace-ignored-fields"] == "odd\\nname,chat_template_kwargs.thinking"

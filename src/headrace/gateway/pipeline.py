@@ -10,7 +10,9 @@ A ``Run`` is one request on that way. It holds its places, deadlines and worker 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
+import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -26,7 +28,6 @@ from headrace.base.errors import (
     RequestError,
     WorkerLostError,
 )
-from headrace.base.ids import new_id
 from headrace.gateway.admission import Admission
 from headrace.gateway.deadlines import Deadline, Deadlines
 from headrace.gateway.generation import Echo, Generation
@@ -92,7 +93,8 @@ class Pipeline:
         self.clock = clock
         self.limits = limits
         self.served_names = tuple(served_names)
-        self.chance = chance or random.SystemRandom()
+        self.chance = chance or random.Random(secrets.randbits(128))  # noqa: S311  # sampling, not secrets
+        self._link_ids = itertools.count()
         self.admission = Admission(limits.max_concurrent_requests, limits.max_queued_requests, self.retry_after_s)
         self.quarantine = Quarantine(clock)
         self.is_draining = False
@@ -113,6 +115,10 @@ class Pipeline:
         run = Run(self, request, record)
         self._runs.add(run)
         return run
+
+    def next_id(self) -> str:
+        """Gives an id that no other request on this front's link has."""
+        return f"gen-{next(self._link_ids)}"
 
     def forget(self, run: Run) -> None:
         """Drops a run that has closed."""
@@ -315,7 +321,7 @@ class Run:
             for choice in range(options.n):
                 index = len(submits)
                 submit = Submit(
-                    request_id=new_id("gen"),
+                    request_id=self._pipeline.next_id(),
                     prompt_ids=prompt.ids,
                     max_tokens=max_tokens,
                     sampling=_sampling(options, (seed + choice * _SEED_STEP) & _MASK64),
@@ -391,6 +397,7 @@ class Run:
         self.events = None
         self.is_submitted = False
         self.record.started_at_s = None
+        self._cached.clear()
         self._reset_queue_deadline()
         if self._first_token_deadline is not None:
             self._first_token_deadline.cancel()

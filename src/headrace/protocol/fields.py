@@ -6,6 +6,8 @@ nobody took is unknown, and reported by ``unknown``.
 
 from __future__ import annotations
 
+from collections.abc import Set
+
 from headrace.base.errors import RequestError
 from headrace.protocol.strict_json import shown
 
@@ -27,6 +29,11 @@ class Fields:
         """Gives the value, or None where absent or null."""
         self._taken.add(name)
         return self._values.get(name)
+
+    def take_all(self, names: Set[str]) -> dict[str, object]:
+        """Gives those of ``names`` that carry a value. Cost: that of the fields that are there."""
+        self._taken |= self._values.keys() & names
+        return {name: self._values[name] for name in self._values.keys() & names if self._values[name] is not None}
 
     def wrong(self, name: str, value: object, rule: str, *, code: str | None = None) -> RequestError:
         """Makes the error ``name must … , got …``."""

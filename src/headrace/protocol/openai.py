@@ -58,7 +58,7 @@ _UNSUPPORTED: Final[dict[str, tuple[object, ...]]] = {
     "web_search_options": (),
 }
 # Names that steer a server from inside; no client may set them.
-_FORBIDDEN: Final = ("api_base", "base_url", "chat_template", "trust_remote_code")
+_FORBIDDEN: Final = frozenset({"api_base", "base_url", "chat_template", "trust_remote_code"})
 _RESERVED_TEMPLATE_NAMES: Final = frozenset(
     {"messages", "tools", "documents", "add_generation_prompt", "chat_template", "tokenize", "bos_token", "eos_token"}
 )
@@ -200,7 +200,6 @@ def _take_options(
     model = fields.text("model", _MODEL_CHARS)
     if model is None:
         raise fields.missing("model")
-    _refuse_forbidden(fields)
     _refuse_unsupported(fields)
     fields.text("user", 1024)
     max_tokens = fields.integer("max_tokens", low_max_tokens, MAX_MAX_TOKENS)
@@ -368,16 +367,11 @@ def _take_priority(fields: Fields) -> int:
     return priority
 
 
-def _refuse_forbidden(fields: Fields) -> None:
-    for name in _FORBIDDEN:
-        if fields.take(name) is not None:
-            raise RequestError(f"{name} cannot be set by a request", param=name, code="unsupported_parameter")
-
-
 def _refuse_unsupported(fields: Fields) -> None:
-    for name, neutral in _UNSUPPORTED.items():
-        value = fields.take(name)
-        if value is not None and not any(value == harmless and type(value) is type(harmless) for harmless in neutral):
+    for name in sorted(fields.take_all(_FORBIDDEN)):
+        raise RequestError(f"{name} cannot be set by a request", param=name, code="unsupported_parameter")
+    for name, value in sorted(fields.take_all(_UNSUPPORTED.keys()).items()):
+        if not any(value == harmless and type(value) is type(harmless) for harmless in _UNSUPPORTED[name]):
             raise _unsupported(name)
     response_format = fields.mapping("response_format")
     if response_format is not None and response_format.get("type") != "text":

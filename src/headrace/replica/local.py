@@ -9,6 +9,9 @@ accepts it).
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
+import struct
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, cast
@@ -38,6 +41,8 @@ SILENCE_LIMIT_S: Final = 5.0
 STEPS_IN_SILENCE: Final = 5.0
 RECONNECT_FIRST_S: Final = 0.02
 RECONNECT_MAX_S: Final = 1.0
+
+_CREDENTIALS: Final = struct.Struct("3i")  # struct ucred: pid, uid, gid
 
 _log = get_log(__name__)
 
@@ -213,6 +218,12 @@ class _Link(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.WriteTransport", transport)  # uvloop's transports are of no such class
+        peer = transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        owner = _CREDENTIALS.unpack(peer)[1]
+        if owner != os.getuid():
+            self._error = ProtocolError(f"the worker's socket belongs to uid {owner}, this front runs as {os.getuid()}")
+            self.transport.abort()
+            return
         self._replica.attach(self)
 
     def data_received(self, data: bytes) -> None:

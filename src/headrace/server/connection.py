@@ -23,7 +23,6 @@ from headrace.protocol.answers import error_body
 
 MAX_HEADER_BYTES: Final = 16 * 2**10
 MAX_HEADER_FIELDS: Final = 64
-HEADER_TIMEOUT_S: Final = 10.0
 UNSENT_BYTES: Final = 64 * 2**10
 SLOW_CLIENT: Final = "slow_client"
 SCOPE_KEY: Final = "headrace.connection"
@@ -36,6 +35,7 @@ class ConnectionLimits:
     clock: Clock
     stalled_reader_timeout_s: float = 60.0
     max_connections: int = 2048
+    header_timeout_s: float = 10.0
     is_draining: bool = False
     open_connections: set[Connection] = field(default_factory=set)
 
@@ -196,7 +196,7 @@ class Connection(HttpToolsProtocol):
 
     def _start_header_timer(self) -> None:
         self._stop_header_timer()
-        self._header_timer = self.loop.call_later(HEADER_TIMEOUT_S, self._on_header_timeout)
+        self._header_timer = self.loop.call_later(self.limits.header_timeout_s, self._on_header_timeout)
 
     def _stop_header_timer(self) -> None:
         if self._header_timer is not None:
@@ -206,7 +206,7 @@ class Connection(HttpToolsProtocol):
     def _on_header_timeout(self) -> None:
         if self._is_reading_headers and not self.transport.is_closing():
             if self._header_bytes:
-                self._refuse(RequestTimeout(f"the headers did not arrive within {HEADER_TIMEOUT_S:g} s"))
+                self._refuse(RequestTimeout(f"the headers did not arrive within {self.limits.header_timeout_s:g} s"))
             else:
                 self.transport.close()  # it never said anything
 

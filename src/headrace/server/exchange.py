@@ -19,7 +19,8 @@ from headrace.server.connection import SCOPE_KEY, Connection
 Headers = Iterable[tuple[bytes, bytes]]
 
 BODY_IDLE_S: Final = 10.0
-BODY_TOTAL_S: Final = 60.0
+# A body that trickles in may take this many times the idle limit as a whole.
+_BODY_TOTAL_RATIO: Final = 6.0
 # After a refused body the rest is read and thrown away for a moment: closing with unread bytes would send a reset,
 # and the client would lose the answer.
 _LINGER_S: Final = 1.0
@@ -88,12 +89,12 @@ class Exchange:
 
             connection.watch(gone)
 
-    async def read_body(self, max_bytes: int) -> bytes:
+    async def read_body(self, max_bytes: int, idle_s: float = BODY_IDLE_S) -> bytes:
         """Reads the whole body.
 
         Raises:
             PayloadTooLarge: more than ``max_bytes``; told from the length header before anything is read.
-            RequestTimeout: no byte for ``BODY_IDLE_S``, or not whole after ``BODY_TOTAL_S``.
+            RequestTimeout: no byte for ``idle_s``, or not whole after six times that.
             UnsupportedMedia: not JSON, or compressed.
             ClientGoneError: the connection closed.
         """
@@ -102,17 +103,18 @@ class Exchange:
         if length is not None and int(length) > max_bytes:
             raise _too_large(max_bytes)
         loop = asyncio.get_running_loop()
-        until_s = loop.time() + BODY_TOTAL_S
+        total_s = idle_s * _BODY_TOTAL_RATIO
+        until_s = loop.time() + total_s
         parts: list[bytes] = []
         size = 0
         while True:
-            wait_s = min(BODY_IDLE_S, until_s - loop.time())
+            wait_s = min(idle_s, until_s - loop.time())
             try:
                 async with asyncio.timeout(wait_s):
                     message = await self._receive()
             except TimeoutError:
                 raise RequestTimeout(
-                    f"the body did not arrive: no byte for {BODY_IDLE_S:g} s, or not whole after {BODY_TOTAL_S:g} s"
+                    f"the body did not arrive: no byte for {idle_s:g} s, or not whole after {total_s:g} s"
                 ) from None
             if message["type"] == "http.disconnect":
                 self.is_gone = True

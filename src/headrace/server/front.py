@@ -39,6 +39,7 @@ from headrace.replica.local import LocalReplica
 from headrace.replica.port import Readiness
 from headrace.server.app import FrontState, admin_app, public_app
 from headrace.server.connection import ConnectionLimits
+from headrace.server.exchange import BODY_IDLE_S
 from headrace.server.generate import StreamSettings
 from headrace.server.listener import Listener
 
@@ -48,7 +49,7 @@ _LAG_PROBE_S: Final = 0.1
 # After the drain's end, answers that were just failed get this long to reach their clients.
 _LAST_BYTES_S: Final = 2.0
 
-_log = get_log(__name__)
+_log = get_log("headrace.server.front")  # __name__ is __main__ in the process
 
 
 class Front:
@@ -59,6 +60,7 @@ class Front:
         kit: tokenizer and chat template of the model.
         sockets: public listening sockets.
         admin_socket: listener for metrics and health, or None.
+        header_timeout_s, body_idle_s, max_connections: limits that nobody has had to configure yet.
     """
 
     def __init__(
@@ -69,6 +71,9 @@ class Front:
         admin_socket: socket.socket | None = None,
         *,
         clock: Clock | None = None,
+        header_timeout_s: float = 10.0,
+        body_idle_s: float = BODY_IDLE_S,
+        max_connections: int = 2048,
     ) -> None:
         self._launch = launch
         self.clock = clock or SystemClock()
@@ -99,7 +104,12 @@ class Front:
             ),
             served_names=launch.served_names,
         )
-        connections = ConnectionLimits(self.clock, stalled_reader_timeout_s=launch.stalled_reader_timeout_s)
+        connections = ConnectionLimits(
+            self.clock,
+            stalled_reader_timeout_s=launch.stalled_reader_timeout_s,
+            max_connections=max_connections,
+            header_timeout_s=header_timeout_s,
+        )
         state = FrontState(
             pipeline=self.pipeline,
             recorder=self.recorder,
@@ -108,6 +118,7 @@ class Front:
                 max_body_bytes=launch.max_body_bytes,
                 header_hold_s=launch.header_hold_s,
                 ping_interval_s=launch.ping_interval_s,
+                body_idle_s=body_idle_s,
             ),
             executor=self._executor,
             started_at_s=int(self.clock.wall_s()),

@@ -25,7 +25,7 @@ from headrace.protocol import sse
 from headrace.protocol.answers import AnswerWriter, Piece, TokenEntry
 from headrace.protocol.openai import GenerateRequest
 from headrace.server.connection import SLOW_CLIENT
-from headrace.server.exchange import CLIENT_CLOSED, ClientGoneError, Exchange
+from headrace.server.exchange import BODY_IDLE_S, CLIENT_CLOSED, ClientGoneError, Exchange
 
 # Bodies up to here are parsed on the event loop: about 0.2 ms.
 _INLINE_BYTES: Final = 16 * 2**10
@@ -41,6 +41,7 @@ class StreamSettings:
     max_body_bytes: int = 4 * 2**20
     header_hold_s: float = 10.0
     ping_interval_s: float = 15.0
+    body_idle_s: float = BODY_IDLE_S
 
 
 class GenerateEndpoint:
@@ -109,7 +110,7 @@ class GenerateEndpoint:
             self._pipeline.ledger.settle(record, status, outcome, error)
 
     async def _serve(self, exchange: Exchange, record: Record) -> None:
-        body = await exchange.read_body(self._settings.max_body_bytes)
+        body = await exchange.read_body(self._settings.max_body_bytes, self._settings.body_idle_s)
         if len(body) <= _INLINE_BYTES:
             request = self._parse(body)
         else:
