@@ -70,6 +70,10 @@ class SandboxError(Exception):
         self.message = message
 
 
+class _ChildLostError(SandboxError):
+    """The child ended by a signal that is not our own timer's."""
+
+
 class Sandbox:
     """One child with a model's templates loaded. Safe to call from several threads; they take turns.
 
@@ -112,7 +116,12 @@ class Sandbox:
                 self._start()
             data = json.dumps(variables)
             job = {"do": "render", "name": name, "now": now, "cpu_s": self._limits.cpu_s}
-            text = self._ask(job, data)["text"]
+            try:
+                text = self._ask(job, data)["text"]
+            except _ChildLostError:
+                # It may have been killed between two renders; a job that kills a fresh child too is to blame itself.
+                self._start()
+                text = self._ask(job, data)["text"]
             assert isinstance(text, str)
             return text
         finally:
@@ -177,7 +186,7 @@ class Sandbox:
             if status == -signal.SIGVTALRM:
                 raise SandboxError(JobError.TIME, "") from fault
             if status is not None and status < 0:  # the kernel refused it memory at a place that cannot report it
-                raise SandboxError(JobError.MEMORY, f"the process ended with signal {-status}") from fault
+                raise _ChildLostError(JobError.MEMORY, f"the process ended with signal {-status}") from fault
             raise MachineError(f"the template process ended with status {status}") from fault
         assert isinstance(answer, dict)
         if "error" in answer:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
+import threading
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
@@ -12,6 +15,7 @@ import pytest
 
 from headrace.base.errors import HeadraceError, ModelFormatError, ModelUnsupportedError, RequestError
 from headrace.testing.tiny_vocabulary import CHATML_TEMPLATE
+from headrace.text import sandbox
 from headrace.text.sandbox import SandboxLimits
 from headrace.text.template import ChatTemplate, find_templates_in_files, find_templates_in_gguf
 
@@ -305,6 +309,25 @@ def test_the_child_cannot_open_files_and_ends_with_its_input(make: Make) -> None
     assert any(line.split()[3:5] == ["0", "0"] for line in limits.splitlines() if line.startswith("Max open files"))
     template.close()
     assert not Path(f"/proc/{pid}").exists()
+
+
+def test_the_child_ends_when_its_parent_is_killed() -> None:
+    code = (
+        "import os; from datetime import datetime; from headrace.text.template import ChatTemplate;"
+        "template = ChatTemplate({'default': 'x'}, special_tokens={}, now=datetime.now);"
+        "print(template.child_pid, flush=True); os.kill(os.getpid(), 9)"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(sandbox.__file__).parents[2])}
+
+    parent = subprocess.run([sys.executable, "-c", code], capture_output=True, env=environment, timeout=60, check=False)
+
+    assert parent.returncode == -9
+    folder = Path(f"/proc/{int(parent.stdout)}")
+    for _ in range(600):  # it ends as soon as it is scheduled
+        if not folder.exists() or (folder / "stat").read_text().rpartition(")")[2].split()[0] == "Z":
+            return
+        threading.Event().wait(0.05)
+    raise AssertionError("the template process outlives its parent")
 
 
 def test_long_text_renders_within_the_default_limits(chatml: ChatTemplate) -> None:
