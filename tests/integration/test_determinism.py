@@ -91,6 +91,7 @@ def test_every_kernel_path_keeps_the_contract(model: Path, isa: str, dtype: str,
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)  # minutes on a quiet machine, more where it is shared
 @pytest.mark.model
 def test_the_demo_model_keeps_the_contract(demo_model: Path) -> None:
     requests = make_requests(NUM_REQUESTS, vocab_size=49152, longest_prompt=300, max_tokens=24)
@@ -105,6 +106,7 @@ def test_the_demo_model_keeps_the_contract(demo_model: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)  # minutes on a quiet machine, more where it is shared
 @pytest.mark.model
 def test_the_demo_model_keeps_the_contract_through_preemptions(demo_model: Path) -> None:
     requests = make_requests(NUM_REQUESTS, vocab_size=49152, longest_prompt=60, max_tokens=100)
