@@ -17,7 +17,7 @@ def read_allowed_skips(text: str) -> list[tuple[str, str]]:
         line = line.strip()
         if line and not line.startswith("#"):
             pattern, separator, reason = (part.strip() for part in line.partition("|"))
-            assert separator and pattern and reason, f"allowed_skips.txt: {line!r} is not `pattern | reason`"
+            assert all((pattern, separator, reason)), f"allowed_skips.txt: {line!r} is not `pattern | reason`"
             pairs.append((pattern, reason))
     return pairs
 

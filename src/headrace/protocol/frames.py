@@ -159,7 +159,7 @@ class Finished(msgspec.Struct, tag="finished", tag_field="t", frozen=True, omit_
 
 
 class Failed(msgspec.Struct, tag="failed", tag_field="t", frozen=True):
-    """The request ended badly. ``code`` is a stable code of ``base.errors``; ``has_started`` says whether it had run."""
+    """The request ended badly. ``code`` is one of ``base.errors``; ``has_started`` says whether it had run."""
 
     request_id: str
     code: str
