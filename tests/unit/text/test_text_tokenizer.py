@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 
 import pytest
@@ -101,6 +102,30 @@ def test_token_bytes_are_exact_and_empty_outside_the_vocabulary(byte_level: Toke
     assert scored.token_bytes(3 + 0xFF) == b"\xff"
     assert byte_level.token_bytes(320) == b""
     assert byte_level.token_bytes(-1) == b""
+
+
+@given(st.text(alphabet="ab 1é🦊\n", min_size=1, max_size=30))
+def test_long_texts_encode_as_short_ones_do(byte_level: Tokenizer, unit: str) -> None:
+    # A line break ends a word, so a text is its lines' tokens one after the other.
+    line = f"x{unit.replace(chr(10), '')}x\n"
+
+    ids = byte_level.encode(line * 600, add_special=False)
+
+    assert ids == byte_level.encode(line, add_special=False) * 600
+
+
+def test_encoding_a_long_text_lets_other_threads_run(byte_level: Tokenizer) -> None:
+    text = "🦊" * 200_000
+    worker = threading.Thread(target=byte_level.encode, args=(text,), kwargs={"add_special": False})
+    num_turns = 0
+
+    worker.start()
+    while worker.is_alive():
+        worker.join(0.001)
+        num_turns += 1
+
+    # Were the lock held throughout, this thread would come to its turn once or twice.
+    assert num_turns > 20
 
 
 def test_encode_refuses_lone_surrogates(byte_level: Tokenizer) -> None:
