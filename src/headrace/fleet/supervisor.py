@@ -116,7 +116,7 @@ class Supervisor:
     """Runs a plan to its end.
 
     Args:
-        on_ready: called once, when every worker is ready for the first time.
+        on_ready: called once, when every worker is ready for the first time and every front runs.
         env: the environment that children get the allowed part of.
     """
 
@@ -284,7 +284,8 @@ class Supervisor:
             return
         slot.state = ChildState.RUNNING
         slot.has_been_up = True
-        if self._state is ServerState.STARTING and all(worker.has_been_up for worker in self._workers):
+        is_up = all(worker.has_been_up for worker in self._workers) and all(front.child for front in self._fronts)
+        if self._state is ServerState.STARTING and is_up:
             self._state = ServerState.READY
             self._on_ready()
 
