@@ -67,6 +67,7 @@ class LocalReplica:
         self._stepped_at_s = 0.0
         self._streams: dict[str, EventStream] = {}
         self._waiters: list[asyncio.Future[None]] = []
+        self._has_heard = asyncio.Event()
         self._is_closed = False
 
     @property
@@ -151,6 +152,10 @@ class LocalReplica:
             self._waiters.append(waiter)
             await waiter
 
+    async def wait_linked(self) -> None:
+        """Returns when a worker has said how it is, ready or not."""
+        await self._has_heard.wait()
+
     def attach(self, link: _Link) -> None:
         """Takes a link that has just been made."""
         self._link = link
@@ -192,6 +197,7 @@ class LocalReplica:
                 if last is None or is_idle or frame.num_steps != last.num_steps or last.state is not frame.state:
                     self._stepped_at_s = now_s
                 self._status = frame
+                self._has_heard.set()
                 if frame.state is WorkerState.READY and self._waiters:
                     for waiter in self._waiters:
                         if not waiter.done():

@@ -44,6 +44,7 @@ from headrace.server.generate import StreamSettings
 from headrace.server.listener import Listener
 
 _RENDER_THREADS: Final = 2
+_FIRST_LINK_S: Final = 2.0
 _SWEEP_S: Final = 1.0
 _LAG_PROBE_S: Final = 0.1
 # After the drain's end, answers that were just failed get this long to reach their clients.
@@ -139,9 +140,13 @@ class Front:
         self._spawn(self.deadlines.run())
         self._spawn(self._sweep())
         self._spawn(self._probe_lag())
-        await self.listener.start()
         if self.admin is not None:
             await self.admin.start()
+        # What waits in the backlog of a front that was replaced is served, not refused for a link that is being made.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_FIRST_LINK_S):
+                await self.replica.wait_linked()
+        await self.listener.start()
         _log.info("front_started", index=self._launch.index, pid=os.getpid(), model=self._launch.served_names[0])
         try:
             yield
