@@ -3,12 +3,13 @@
 // Work is cut into items: one kv head of one sequence and a tile of its rows. All query heads of that kv head and all
 // rows of the tile ("queries") share each read of a page. Per query the positions are cut into fixed slices of
 // kSliceTokens; inside a slice an online softmax goes over the pages, and slices are merged in order. Every step of a
-// query depends on nothing but the query and its visible positions, so a row has the same bits whatever the tile height,
-// the chunking of its prompt, its batch mates and the number of threads. When few long items would leave threads idle,
-// items of one row are divided between threads at slice borders, which changes who computes a slice and nothing else.
+// query depends on nothing but the query and its visible positions, so a row has the same bits whatever the tile
+// height, the chunking of its prompt, its batch mates and the number of threads. When few long items would leave
+// threads idle, items of one row are divided between threads at slice borders, which changes who computes a slice and
+// nothing else.
 //
-// Positions that a query does not see contribute nothing, even when the page holds NaN there: their scores are replaced,
-// and their values are not multiplied.
+// Positions that a query does not see contribute nothing, even when the page holds NaN there: their scores are
+// replaced, and their values are not multiplied.
 #pragma once
 
 #include <cstdint>
@@ -68,14 +69,16 @@ class Attention {
   static constexpr bool kIsSplit = kIsBf16 && requires(const uint16_t* w) { Isa::even_bf16(w); };
   using Factor = std::conditional_t<kIsBf16 && !kIsSplit, uint32_t, float>;  // a broadcast operand: bf16 pair, or f32
 
-  static constexpr int kPair = kIsBf16 ? 2 : 1;                         // dimensions or tokens of one product
-  static constexpr int kFactors = kIsSplit ? 2 : 1;                     // its operands per query
+  static constexpr int kPair = kIsBf16 ? 2 : 1;                          // dimensions or tokens of one product
+  static constexpr int kFactors = kIsSplit ? 2 : 1;                      // its operands per query
   static constexpr int kTokenFactors = kBlockTokens / kPair * kFactors;  // operands per query of a page
   // Queries of a register tile, one vector each: on AVX2 8 of 16 registers, beside 4 for a split pair.
   static constexpr int kTile = Isa::kTileRows >= 8 ? 8 : 4;
   static constexpr float kMinusInf = -std::numeric_limits<float>::infinity();
 
-  struct Span { int32_t start, stop; };  // positions, half-open
+  struct Span {
+    int32_t start, stop;
+  };  // positions, half-open
 
   // What an item is and where its queries stand.
   struct Item {
@@ -186,10 +189,15 @@ class Attention {
     // Dividing costs a barrier: only where one item is more than an eighth of a thread's share.
     if (context_.threads == 1 || longest * 8 * context_.threads <= plan.total) return plan;
     Plan split{0, true, 0};
-    each_item([&](const Item& item, Span span) { split.total += item.rows == 1 ? divided_cost(span) : cost(span, item.rows); });
+    each_item([&](const Item& item, Span span) {
+      split.total += item.rows == 1 ? divided_cost(span) : cost(span, item.rows);
+    });
     int64_t before = 0;
     each_item([&](const Item& item, Span span) {
-      if (item.rows > 1) { before += cost(span, item.rows); return; }
+      if (item.rows > 1) {
+        before += cost(span, item.rows);
+        return;
+      }
       int32_t first = -1;
       each_slice(span, before, split.total, [&](int32_t, Span, int32_t who) {
         if (first < 0) first = who;
@@ -375,12 +383,12 @@ class Attention {
     // Old sums shrink by e^(old maximum - new maximum): 1 when it stays, 0 on the slice's first page.
     float shrink[kLanes];
     Isa::store(shrink, Math<Isa>::exp_nonpositive(Isa::load(change)));
-    for (int m = 0; m < M; ++m)
-      norm_[query + m] = __builtin_fmaf(norm_[query + m], shrink[m], sums[m]);
+    for (int m = 0; m < M; ++m) norm_[query + m] = __builtin_fmaf(norm_[query + m], shrink[m], sums[m]);
     values<M>(query, span, v, shrink);
   }
 
-  // q · k of 32 tokens, to [M][32]. The product loops stand in functions of their own, so that their sums are registers.
+  // q · k of 32 tokens, to [M][32]. The product loops stand in functions of their own, so that their sums are
+  // registers.
   template <int M>
   [[gnu::noinline]] void scores(int32_t query, const Element* k, float* to) const {
     const int32_t stride = query_factors();
@@ -396,7 +404,8 @@ class Attention {
 
   // acc[m] += sixteen pairs (or numbers) at w times query m's operand, queries `stride` apart.
   template <int M>
-  [[gnu::always_inline]] static inline void add_product(F (&acc)[M], const Element* w, const Factor* x, int32_t stride) {
+  [[gnu::always_inline]] static inline void add_product(F (&acc)[M], const Element* w, const Factor* x,
+                                                        int32_t stride) {
     if constexpr (kIsSplit) {
       const F even = Isa::even_bf16(w), odd = Isa::odd_bf16(w);
       for (int m = 0; m < M; ++m) acc[m] = Isa::fma(even, Isa::set1(x[m * stride]), acc[m]);
@@ -431,8 +440,7 @@ class Attention {
       for (int m = 0; m < M; ++m) acc[m] = Isa::mul(Isa::load(sums + int64_t{m} * size_), Isa::set1(shrink[m]));
       const Element* column = v + d * kPair;
       if (before) add_product<M>(acc, before + d * kPair, p + (start - 1) * kFactors, kTokenFactors);
-      for (int32_t t = start; t < stop; ++t)
-        add_product<M>(acc, column + t * stride, p + t * kFactors, kTokenFactors);
+      for (int32_t t = start; t < stop; ++t) add_product<M>(acc, column + t * stride, p + t * kFactors, kTokenFactors);
       if (after) add_product<M>(acc, after + d * kPair, p + stop * kFactors, kTokenFactors);
       for (int m = 0; m < M; ++m) Isa::store(sums + int64_t{m} * size_, acc[m]);
     }
@@ -489,13 +497,13 @@ class Attention {
   const StepView& step_;
   const int32_t group_, size_, tile_rows_;
   // This thread's scratch. Queries are ordered by row, then head of the group.
-  Factor* q_;          // [queries, query_factors()]
-  float* sum_;         // [queries, D] of the slice
-  float* run_;         // [queries, D] of the slices so far
-  Factor* weights_;    // [queries, kTokenFactors] e^score
+  Factor* q_;                                  // [queries, query_factors()]
+  float* sum_;                                 // [queries, D] of the slice
+  float* run_;                                 // [queries, D] of the slices so far
+  Factor* weights_;                            // [queries, kTokenFactors] e^score
   float *max_, *norm_, *run_max_, *run_norm_;  // [queries]
-  uint16_t* edges_;    // [2][D][2] bf16
-  Item held_{};        // item that other threads continue
+  uint16_t* edges_;                            // [2][D][2] bf16
+  Item held_{};                                // item that other threads continue
   int64_t held_start_ = 0, held_slices_ = 0;
 };
 

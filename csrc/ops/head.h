@@ -1,10 +1,10 @@
 // HEAD: final norm, vocabulary product and the choice of a token, for the output rows only.
 //
-// The vocabulary is cut into kSlices slices, a fixed number, and each slice into blocks. A thread owns slices; logits of a
-// block live in its scratch until the rows have taken what they need of them (log-sum-exp, the best, the ranked
-// candidates), so they never exist whole. Per-slice results are merged in slice order: the number of threads changes
-// nothing. A choice that needs more than that recomputes it, with the same bits: one slice for a draw from the whole
-// distribution, or, when the filters reach past kCandidates ids, the row.
+// The vocabulary is cut into kSlices slices, a fixed number, and each slice into blocks. A thread owns slices; logits
+// of a block live in its scratch until the rows have taken what they need of them: log-sum-exp, the best, the ranked
+// candidates. Per-slice results are merged in slice order: the number of threads changes nothing. A draw from the whole
+// distribution recomputes one slice, with the same bits. Only a row whose filters may reach past kCandidates ids is
+// kept whole; past kWholeRows such rows, the few that turn out to need it are recomputed.
 //
 // For each row: penalties, bias, mask, temperature, top_k, top_p, min_p, draw (see sample.h). Log-probabilities are of
 // the distribution before all of these.
@@ -35,28 +35,32 @@ inline constexpr int32_t kBlockTiles = 8;
 inline constexpr int32_t kBlockColumns = kBlockTiles * kLanes;
 // Rows that a block is swept for at a time: their logits are 32 KB.
 inline constexpr int32_t kRowBlock = 64;
-// Whole rows of logits that the slow way holds at a time; more rows take turns.
-inline constexpr int32_t kWholeRows = 8;
+// Rows kept whole: 12.6 MB at a vocabulary of 49,152. More rows are recomputed, in turns of as many.
+inline constexpr int32_t kWholeRows = 64;
 inline constexpr int32_t kEntryBytes = 8;
 inline constexpr int32_t kCandidates = 256;
 inline constexpr int32_t kBins = 2048;
+inline constexpr int32_t kSumColumns = 128;
 
 static constexpr int64_t whole_rows(int32_t max_outputs) { return max_outputs < kWholeRows ? max_outputs : kWholeRows; }
 // static, not inline: see attention.h.
 static constexpr int64_t line(int64_t bytes) { return (bytes + 63) / 64 * 64; }
+static constexpr int64_t columns(int32_t vocab) { return (int64_t{vocab} + kLanes - 1) / kLanes * kLanes; }
 
 }  // namespace head
 
-// Bytes of one thread's scratch: logits of a block, running numbers per row, the merged list, bins.
+// Bytes of one thread's scratch: logits of a block, running numbers and places of the rows, the merged list, and what
+// the slow way needs for one row.
 static constexpr int64_t head_scratch_bytes(const Limits& limits) {
-  const int64_t rows = limits.max_outputs;
+  const int64_t rows = limits.max_outputs, columns = head::columns(limits.max_vocab);
   return head::line(int64_t{head::kRowBlock} * head::kBlockColumns * 4) + head::line(rows * 4 * 4) +
-         head::line(rows * head::kEntryBytes) + head::line(int64_t{head::kCandidates} * head::kEntryBytes) +
-         head::line(int64_t{head::kBins} * 8);
+         head::line(rows * head::kEntryBytes) + head::line(rows * 4) +
+         head::line(int64_t{head::kCandidates} * head::kEntryBytes) + head::line(int64_t{head::kBins} * 8) +
+         2 * head::line(columns * 4) + head::line((columns / head::kSumColumns + 1) * 8);
 }
 
-// Bytes of the scratch that the threads share: per row and slice four numbers; per thread and row the best entry and the
-// ranked lists; whole rows for the slow way.
+// Bytes of the scratch that the threads share: per row and slice four numbers; per thread and row the best entry and
+// the ranked lists; rows kept whole.
 static constexpr int64_t head_shared_bytes(const Limits& limits) {
   if (limits.max_vocab == 0) return 0;
   const int64_t rows = limits.max_outputs;
@@ -64,7 +68,7 @@ static constexpr int64_t head_shared_bytes(const Limits& limits) {
   return head::line(rows * head::kSlices * 4 * 4) + head::line(rows * 4) + head::line(lists * head::kEntryBytes) +
          2 * head::line(lists * 4) + head::line(lists * head::kCandidates * head::kEntryBytes) +
          head::line(lists * limits.max_top * head::kEntryBytes) +
-         head::whole_rows(limits.max_outputs) * 2 * head::line((int64_t{limits.max_vocab} + kLanes) * 4);
+         head::whole_rows(limits.max_outputs) * head::line(head::columns(limits.max_vocab) * 4);
 }
 
 template <class Isa>
@@ -73,11 +77,14 @@ class Head {
   using S = Sample<Isa>;
   using Entry = typename S::Entry;
   using Best = typename S::Best;
-  static_assert(S::kCandidates == head::kCandidates && S::kBins == head::kBins && sizeof(Entry) == head::kEntryBytes);
+  static_assert(S::kCandidates == head::kCandidates && S::kBins == head::kBins && sizeof(Entry) == head::kEntryBytes &&
+                S::kSumColumns == head::kSumColumns);
 
   static constexpr float kMinusInf = -std::numeric_limits<float>::infinity();
   // In `choices_`: an id, −1 for none, or this.
   static constexpr int32_t kWholeRow = S::kNotCovered;
+  // In `places_`: the row may be needed whole, but there is no room to keep it.
+  static constexpr int32_t kNoPlace = -2;
 
   // A maximum and the sum of exponentials relative to it.
   struct Mass {
@@ -105,8 +112,14 @@ class Head {
     logits_ = reinterpret_cast<float*>(take(int64_t{head::kRowBlock} * head::kBlockColumns * 4));
     running_ = reinterpret_cast<Mass*>(take(rows * 4 * 4));
     greedy_ = reinterpret_cast<Entry*>(take(rows * head::kEntryBytes));
+    places_ = reinterpret_cast<int32_t*>(take(rows * 4));
     merged_ = reinterpret_cast<Entry*>(take(int64_t{head::kCandidates} * head::kEntryBytes));
-    bins_ = reinterpret_cast<double*>(take(int64_t{head::kBins} * 8));
+    const int64_t columns = head::columns(limits.max_vocab);
+    row_.bins = reinterpret_cast<double*>(take(int64_t{head::kBins} * 8));
+    row_.weights = reinterpret_cast<float*>(take(columns * 4));
+    row_.ids = reinterpret_cast<int32_t*>(take(columns * 4));
+    row_.sums = reinterpret_cast<double*>(take((columns / head::kSumColumns + 1) * 8));
+    row_.count = static_cast<int32_t>(head::columns(vocab_));
     at = context.shared_scratch;
     masses_ = reinterpret_cast<Mass*>(take(rows * head::kSlices * 4 * 4));
     choices_ = reinterpret_cast<int32_t*>(take(rows * 4));
@@ -115,8 +128,8 @@ class Head {
     top_sizes_ = reinterpret_cast<int32_t*>(take(lists * 4));
     candidates_ = reinterpret_cast<Entry*>(take(lists * head::kCandidates * head::kEntryBytes));
     tops_ = reinterpret_cast<Entry*>(take(lists * limits.max_top * head::kEntryBytes));
-    row_floats_ = head::line((int64_t{limits.max_vocab} + kLanes) * 4) / 4;
-    whole_ = reinterpret_cast<float*>(take(head::whole_rows(limits.max_outputs) * 2 * row_floats_ * 4));
+    row_floats_ = head::line(columns * 4) / 4;
+    whole_ = reinterpret_cast<float*>(take(head::whole_rows(limits.max_outputs) * row_floats_ * 4));
     top_stride_ = limits.max_top;
     held_rows_ = static_cast<int32_t>(head::whole_rows(limits.max_outputs));
   }
@@ -131,15 +144,17 @@ class Head {
                             record_.norm_eps};
     input_ = prepare_rows<Isa>(
         prologue, rows_, [&](int32_t i) { return step_.outputs[static_cast<size_t>(i)].row; }, context_);
+    int32_t whole = 0;
+    for (int32_t i = 0; i < rows_; ++i)
+      places_[i] = !S::can_reach_past(output(i), vocab_) ? -1 : whole < held_rows_ ? whole++ : kNoPlace;
     sweep_vocabulary();
     context_.barrier->wait();
-    bool can_need_row = false;
+    bool has_no_place = false;
     for (int32_t i = 0; i < rows_; ++i) {
-      const OutputRow& o = output(i);
-      can_need_row |= S::is_drawn(o) && S::is_filtered(o, vocab_);
+      has_no_place |= places_[i] == kNoPlace;
       if (i % context_.threads == context_.thread) settle(i);
     }
-    if (!can_need_row) return;
+    if (!has_no_place) return;
     context_.barrier->wait();
     settle_whole_rows();
   }
@@ -147,10 +162,12 @@ class Head {
  private:
   const OutputRow& output(int32_t i) const { return step_.outputs[static_cast<size_t>(i)]; }
   bool is_modified(const OutputRow& o) const {
-    const bool is_penalised =
-        o.counts_len > 0 && (o.repetition != 1.0f || o.presence != 0.0f || o.frequency != 0.0f);
+    const bool is_penalised = o.counts_len > 0 && (o.repetition != 1.0f || o.presence != 0.0f || o.frequency != 0.0f);
     return is_penalised || o.bias_len > 0 || o.mask >= 0;
   }
+
+  // The distribution to draw from is the unmodified one.
+  bool is_plain(const OutputRow& o) const { return o.temperature == 1.0f && !is_modified(o); }
 
   // --- logits --------------------------------------------------------------------------------------------------------
 
@@ -305,7 +322,10 @@ class Head {
                        static_cast<int32_t>(stop - tile) * kLanes);
         }
       }
-      for (int32_t i = 0; i < rows_; ++i) raw_mass(i, slice) = running_[2 * i], drawn_mass(i, slice) = running_[2 * i + 1];
+      for (int32_t i = 0; i < rows_; ++i) {
+        raw_mass(i, slice) = running_[2 * i];
+        drawn_mass(i, slice) = running_[is_plain(output(i)) ? 2 * i : 2 * i + 1];
+      }
     }
     for (int32_t i = 0; i < rows_; ++i) bests_[list(i, context_.thread)] = greedy_[i];
   }
@@ -331,7 +351,12 @@ class Head {
       if (top > greedy_[i].key) greedy_[i] = {top, static_cast<int32_t>(column) + index_of(x, count, top)};
       return;
     }
-    if (S::has_mass(o, vocab_) && top > kMinusInf) add_mass(running_[2 * i + 1], x, count, top, 1.0f / o.temperature);
+    if (places_[i] >= 0) {
+      float* to = whole_ + places_[i] * row_floats_ + column;
+      for (int32_t j = 0; j < count; j += kLanes) Isa::store(to + j, Isa::load(x + j));
+    }
+    if (S::has_mass(o, vocab_) && !is_plain(o) && top > kMinusInf)
+      add_mass(running_[2 * i + 1], x, count, top, 1.0f / o.temperature);
     Best best = candidates(i, context_.thread);
     if (best.capacity > 0 && top > best.threshold()) {
       offer_block(best, x, count, column);
@@ -344,7 +369,8 @@ class Head {
   // log Σ e^x of the unmodified row. Not finite when any logit was not.
   double log_sum(int32_t i) const {
     float max = kMinusInf;
-    for (int32_t s = 0; s < head::kSlices; ++s) if (raw_mass(i, s).max > max) max = raw_mass(i, s).max;
+    for (int32_t s = 0; s < head::kSlices; ++s)
+      if (raw_mass(i, s).max > max) max = raw_mass(i, s).max;
     double sum = 0.0;
     for (int32_t s = 0; s < head::kSlices; ++s) {
       const Mass mass = raw_mass(i, s);
@@ -408,7 +434,14 @@ class Head {
     double mass = 0.0;
     if (S::has_mass(o, vocab_))
       for (int32_t s = 0; s < head::kSlices; ++s) mass += mass_of(drawn_mass(i, s), best.entries[0].key, o.temperature);
-    return S::choose(o, best.entries, best.size, best.capacity, mass, uniform);
+    const int32_t id = S::choose(o, best.entries, best.size, best.capacity, mass, uniform);
+    return id == kWholeRow && places_[i] >= 0 ? choose_from_whole(i, places_[i]) : id;
+  }
+  int32_t choose_from_whole(int32_t i, int32_t place) const {
+    const OutputRow& o = output(i);
+    typename S::Row row = row_;
+    row.keys = whole_ + place * row_floats_;
+    return S::choose_from_row(o, row, Philox<Isa>::uniform(o.seed, o.position));
   }
 
   static double mass_of(Mass mass, float max, float temperature) {
@@ -421,7 +454,8 @@ class Head {
   int32_t draw_from_all(int32_t i, double uniform) const {
     const OutputRow& o = output(i);
     float max = kMinusInf;
-    for (int32_t s = 0; s < head::kSlices; ++s) if (drawn_mass(i, s).max > max) max = drawn_mass(i, s).max;
+    for (int32_t s = 0; s < head::kSlices; ++s)
+      if (drawn_mass(i, s).max > max) max = drawn_mass(i, s).max;
     if (max == kMinusInf) return -1;
     const auto mass = [&](int32_t s) { return mass_of(drawn_mass(i, s), max, o.temperature); };
     double total = 0.0;
@@ -443,8 +477,7 @@ class Head {
       logits(i, 1, {tile, stop}, logits_, head::kBlockColumns);
       if (is_modified(o)) modify(o, logits_, tile * kLanes, count);
       for (int32_t j = 0; j < count; j += kLanes)
-        Isa::store(logits_ + j,
-                   Math<Isa>::exp_nonpositive(Isa::mul(Isa::sub(Isa::load(logits_ + j), shift), factor)));
+        Isa::store(logits_ + j, Math<Isa>::exp_nonpositive(Isa::mul(Isa::sub(Isa::load(logits_ + j), shift), factor)));
       const auto weight = [&](int32_t j) { return static_cast<double>(logits_[j]); };
       const int32_t index = S::draw(target - sum, count, weight);
       if (index < 0) continue;
@@ -483,7 +516,7 @@ class Head {
         for (int64_t tile = tiles.start; tile < tiles.stop; tile += head::kBlockTiles) {
           const int64_t stop = tile + head::kBlockTiles < tiles.stop ? tile + head::kBlockTiles : tiles.stop;
           for (int32_t r = 0; r < count; ++r) {
-            float* x = whole_ + 2 * r * row_floats_ + tile * kLanes;
+            float* x = whole_ + r * row_floats_ + tile * kLanes;
             logits(rows[r], 1, {tile, stop}, x, head::kBlockColumns);
             modify(output(rows[r]), x, tile * kLanes, static_cast<int32_t>(stop - tile) * kLanes);
           }
@@ -491,11 +524,7 @@ class Head {
       }
       context_.barrier->wait();
       for (int32_t r = 0; r < count; ++r) {
-        if (r % context_.threads != context_.thread) continue;
-        const OutputRow& o = output(rows[r]);
-        float* keys = whole_ + 2 * r * row_floats_;
-        const double uniform = Philox<Isa>::uniform(o.seed, o.position);
-        finish(rows[r], S::choose_from_row(o, keys, vocab_, uniform, keys + row_floats_, bins_));
+        if (r % context_.threads == context_.thread) finish(rows[r], choose_from_whole(rows[r], r));
       }
       if (count < held_rows_) return;  // all threads count alike
       context_.barrier->wait();
@@ -515,15 +544,16 @@ class Head {
   Mass* running_;    // [rows][raw, drawn] of the slice
   Entry* greedy_;    // [rows]
   Entry* merged_;    // [kCandidates]
-  double* bins_;     // [kBins]
+  int32_t* places_;  // [rows] in whole_, −1 where not needed, or kNoPlace
+  typename S::Row row_{};
   // Shared scratch.
-  Mass* masses_;     // [rows][kSlices][raw, drawn]
-  int32_t* choices_; // [rows]
-  Entry* bests_;     // [rows][threads]
+  Mass* masses_;                           // [rows][kSlices][raw, drawn]
+  int32_t* choices_;                       // [rows]
+  Entry* bests_;                           // [rows][threads]
   int32_t *candidate_sizes_, *top_sizes_;  // [rows][threads]
-  Entry* candidates_;  // [rows][threads][kCandidates] heaps
-  Entry* tops_;        // [rows][threads][max_top] heaps
-  float* whole_;       // [kWholeRows][logits, weights][row_floats_]
+  Entry* candidates_;                      // [rows][threads][kCandidates] heaps
+  Entry* tops_;                            // [rows][threads][max_top] heaps
+  float* whole_;                           // [kWholeRows][row_floats_] logits after penalties, bias and mask
   int64_t row_floats_ = 0, top_stride_ = 0;
   int32_t held_rows_ = 0;
 };

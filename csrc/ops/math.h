@@ -57,9 +57,7 @@ struct Math {
   }
 
   // cap · tanh(x / cap)
-  static F soft_cap(F x, float cap) {
-    return Isa::mul(tanh(Isa::mul(x, Isa::set1(1.0f / cap))), Isa::set1(cap));
-  }
+  static F soft_cap(F x, float cap) { return Isa::mul(tanh(Isa::mul(x, Isa::set1(1.0f / cap))), Isa::set1(cap)); }
 
   // One value through the same lanes.
   static float exp_nonpositive(float x) {

@@ -1,5 +1,6 @@
 // Philox4x32-10: random numbers as a pure function of (key, counter), so that a token's draw depends on its request's
-// seed and its position and on nothing else. Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (2011).
+// seed and its position and on nothing else. Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3"
+// (2011).
 #pragma once
 
 #include <cstdint>
@@ -8,7 +9,9 @@ namespace headrace {
 
 template <class Isa>
 struct Philox {
-  struct Block { uint32_t v[4]; };
+  struct Block {
+    uint32_t v[4];
+  };
 
   static Block block(uint32_t key0, uint32_t key1, Block counter) {
     Block c = counter;

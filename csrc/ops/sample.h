@@ -92,6 +92,11 @@ struct Sample {
     return is_filtered(o, vocab) ? o.top_p < 1.0f && !(o.top_k > 0 && o.top_k < vocab) : true;
   }
 
+  // Whether the filters may reach past the ranked candidates.
+  static bool can_reach_past(const OutputRow& o, int32_t vocab) {
+    return is_drawn(o) && is_filtered(o, vocab) && !(o.top_k > 0 && o.top_k <= kCandidates);
+  }
+
   // The first index whose cumulative weight exceeds u · total; the last of weight above zero if rounding hides it.
   template <typename WeightOf>
   static int32_t draw(double target, int32_t count, WeightOf weight_of) {
@@ -125,7 +130,7 @@ struct Sample {
     int32_t kept = 0;
     double total = 0.0;
     bool is_cut = false;
-    for (; kept < limit && !is_cut; ) {
+    for (; kept < limit && !is_cut;) {
       const double w = weight(kept);
       if (w < static_cast<double>(o.min_p)) is_cut = true;
       else total += w, ++kept;
@@ -154,104 +159,156 @@ struct Sample {
 
   // --- the slow way: every filter over the whole row, exact for any length -------------------------------------------
 
-  // Order of floats as unsigned integers, larger first when descending.
+  // Columns whose weights are summed as one: the draw finds its block, then its id in there.
+  static constexpr int32_t kSumColumns = 128;
+  static constexpr int32_t kBins = 2048;
+  // Bins per unit of (best - logit) / temperature: 2048 of them reach to e^-128, below every weight.
+  static constexpr float kBinsPerUnit = 16.0f;
+
+  // A whole row, and scratch for it. Arrays are padded to whole lanes; keys with -inf.
+  struct Row {
+    const float* keys;  // [count] logits after penalties, bias and mask
+    float* weights;     // [count] e^((key - best) / temperature), 0 once an id is out
+    int32_t* ids;       // [count]
+    double* sums;       // [count / kSumColumns, rounded up]
+    double* bins;       // [kBins]
+    int32_t count;      // of ids, padding included
+    float best = kMinusInf, inverse = 0.0f;
+  };
+
+  static int32_t choose_from_row(const OutputRow& o, Row row, double uniform) {
+    auto top = Isa::set1(kMinusInf);
+    for (int32_t i = 0; i < row.count; i += kLanes) top = Isa::max(top, Isa::load(row.keys + i));
+    row.best = Isa::reduce_max(top);
+    if (row.best == kMinusInf) return -1;
+    row.inverse = 1.0f / o.temperature;
+    const auto shift = Isa::set1(row.best), inverse = Isa::set1(row.inverse);
+    for (int32_t i = 0; i < row.count; i += kLanes) {
+      const auto x = Isa::mul(Isa::sub(Isa::load(row.keys + i), shift), inverse);
+      Isa::store(row.weights + i, Math<Isa>::exp_nonpositive(x));
+    }
+    if (o.top_k > 0 && o.top_k < row.count) cut(row, o.top_k, [](float weight) { return weight > 0.0f ? 1.0 : 0.0; });
+    if (o.top_p < 1.0f) {
+      const double goal = static_cast<double>(o.top_p) * sum_from(row, 0.0f);
+      cut(row, goal, [](float weight) { return static_cast<double>(weight); });
+    }
+    const double target = uniform * sum_from(row, o.min_p);
+    const int32_t blocks = (row.count + kSumColumns - 1) / kSumColumns;
+    const int32_t block = draw(target, blocks, [&](int32_t b) { return row.sums[b]; });
+    if (block < 0) return -1;
+    double before = 0.0;
+    for (int32_t b = 0; b < block; ++b) before += row.sums[b];
+    const int32_t start = block * kSumColumns;
+    const int32_t columns = row.count - start < kSumColumns ? row.count - start : kSumColumns;
+    return start +
+           draw(target - before, columns, [&](int32_t i) { return static_cast<double>(row.weights[start + i]); });
+  }
+
+  // Takes out the weights below `least`, fills row.sums and returns their total.
+  static double sum_from(const Row& row, float least) {
+    double total = 0.0;
+    const auto limit = Isa::set1(least);
+    for (int32_t start = 0; start < row.count; start += kSumColumns) {
+      const int32_t stop = start + kSumColumns < row.count ? start + kSumColumns : row.count;
+      auto sum = Isa::zero();
+      for (int32_t i = start; i < stop; i += kLanes) {
+        auto weight = Isa::load(row.weights + i);
+        const uint32_t out = Isa::greater(limit, weight);
+        if (out != 0) {
+          weight = Isa::blend(out, weight, Isa::zero());
+          Isa::store(row.weights + i, weight);
+        }
+        sum = Isa::add(sum, weight);
+      }
+      row.sums[start / kSumColumns] = static_cast<double>(Isa::reduce_add(sum));
+      total += row.sums[start / kSumColumns];
+    }
+    return total;
+  }
+
+  // Order of floats as unsigned integers; both zeros are one.
   static uint32_t order(float key) {
-    const auto bits = std::bit_cast<uint32_t>(key);
+    const auto bits = std::bit_cast<uint32_t>(key + 0.0f);
     return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
   }
 
-  // The entry at which a best-first prefix ends: keys of greater order are in, and the first `equal` ids of this order.
-  struct Cut {
-    uint32_t order = 0;
-    int32_t equal = 0;
-  };
+  // Bins of sixteen ids by their distance from the best; bin 0 is the best's.
+  static void bins_of(const Row& row, int32_t i, uint32_t* bins) {
+    const auto distance = Isa::mul(Isa::sub(Isa::set1(row.best), Isa::load(row.keys + i)), Isa::set1(row.inverse));
+    // 2^23 + n is the float whose last bits are n.
+    auto n = Isa::fma(distance, Isa::set1(kBinsPerUnit), Isa::set1(0x1p23f));
+    n = Isa::min(n, Isa::set1(0x1p23f + static_cast<float>(kBins - 1)));
+    float numbers[kLanes];
+    Isa::store(numbers, n);
+    for (int l = 0; l < kLanes; ++l) bins[l] = std::bit_cast<uint32_t>(numbers[l]) - std::bit_cast<uint32_t>(0x1p23f);
+  }
 
-  // Finds where the running measure of the best-first list reaches `goal`, by radix on the order in three levels.
-  // measure(i) ≥ 0 says what id i adds (0: not in the list). `bins` is scratch of kBins.
-  static constexpr int32_t kBins = 2048;
+  // Ends the best-first list of the ids with weight where the sum of their measures reaches `goal`, and takes out the
+  // weights behind it. Radix: by distance first, then within one bin by the bits of the key, then by id.
   template <typename Measure>
-  static Cut find_cut(const float* keys, int32_t count, double goal, Measure measure, double* bins) {
+  static void cut(const Row& row, double goal, Measure measure) {
+    for (int32_t b = 0; b < kBins; ++b) row.bins[b] = 0.0;
+    uint32_t bins[kLanes];
+    for (int32_t i = 0; i < row.count; i += kLanes) {
+      bins_of(row, i, bins);
+      for (int l = 0; l < kLanes; ++l) row.bins[bins[l]] += measure(row.weights[i + l]);
+    }
+    double above = 0.0;  // measure of what is certainly in
+    const auto bin = static_cast<uint32_t>(last_bin(row.bins, 0, kBins, 1, goal, above));
+    int32_t size = 0;
+    for (int32_t i = 0; i < row.count; i += kLanes) {
+      bins_of(row, i, bins);
+      for (int l = 0; l < kLanes; ++l) {
+        row.ids[size] = i + l;
+        size += bins[l] == bin && row.weights[i + l] > 0.0f;
+      }
+    }
     constexpr int kShifts[3] = {21, 10, 0};
-    constexpr uint32_t kSizes[3] = {2048, 2048, 1024};
+    constexpr int32_t kSizes[3] = {2048, 2048, 1024};
     uint32_t prefix = 0, prefix_mask = 0;
-    double above = 0.0;  // measure of the keys above the prefix
     for (int level = 0; level < 3; ++level) {
-      for (uint32_t b = 0; b < kSizes[level]; ++b) bins[b] = 0.0;
-      for (int32_t i = 0; i < count; ++i) {
-        const uint32_t rank = order(keys[i]);
-        if ((rank & prefix_mask) == prefix) bins[(rank >> kShifts[level]) & (kSizes[level] - 1)] += measure(i);
+      const uint32_t digit_mask = static_cast<uint32_t>(kSizes[level] - 1);
+      for (int32_t b = 0; b < kSizes[level]; ++b) row.bins[b] = 0.0;
+      for (int32_t j = 0; j < size; ++j) {
+        const uint32_t rank = order(row.keys[row.ids[j]]);
+        if ((rank & prefix_mask) != prefix) continue;
+        row.bins[(rank >> kShifts[level]) & digit_mask] += measure(row.weights[row.ids[j]]);
       }
-      // The lowest bin that holds something ends the list when rounding keeps the goal out of reach.
-      uint32_t bin = 0, lowest = 0;
-      bool is_found = false;
-      double sum = above, before = above;
-      for (uint32_t b = kSizes[level]; b-- > 0 && !is_found;) {
-        if (!(bins[b] > 0.0)) continue;
-        before = sum;
-        sum += bins[b];
-        lowest = b;
-        if (sum >= goal) bin = b, is_found = true;
-      }
-      if (!is_found) bin = lowest;
-      above = before;
-      prefix |= bin << kShifts[level];
-      prefix_mask |= (kSizes[level] - 1) << kShifts[level];
+      const int32_t digit = last_bin(row.bins, kSizes[level] - 1, -1, -1, goal, above);
+      prefix |= static_cast<uint32_t>(digit) << kShifts[level];
+      prefix_mask |= digit_mask << kShifts[level];
     }
-    Cut cut{prefix, 0};
-    for (int32_t i = 0; i < count; ++i) {
-      if (order(keys[i]) != prefix) continue;
-      const double more = measure(i);
-      if (!(more > 0.0)) continue;
-      if (cut.equal > 0 && above >= goal) break;
-      above += more;
-      ++cut.equal;
+    float last = row.best;  // the key at which the list ends
+    bool is_any = false;
+    for (int32_t j = 0; j < size; ++j) {
+      const int32_t id = row.ids[j];
+      if (order(row.keys[id]) != prefix) continue;
+      last = row.keys[id];
+      if (is_any && above >= goal) row.weights[id] = 0.0f;
+      else above += measure(row.weights[id]);
+      is_any = true;
     }
-    return cut;
-  }
-
-  // Sets to zero the weight of every id outside the cut.
-  static void apply_cut(const float* keys, float* weights, int32_t count, Cut cut) {
-    int32_t equal = 0;
-    for (int32_t i = 0; i < count; ++i) {
-      const uint32_t rank = order(keys[i]);
-      if (rank > cut.order) continue;
-      if (rank == cut.order && weights[i] > 0.0f && equal < cut.equal) {
-        ++equal;
-        continue;
-      }
-      weights[i] = 0.0f;
+    const auto limit = Isa::set1(last);
+    for (int32_t i = 0; i < row.count; i += kLanes) {
+      const uint32_t out = Isa::greater(limit, Isa::load(row.keys + i));
+      if (out != 0) Isa::store(row.weights + i, Isa::blend(out, Isa::load(row.weights + i), Isa::zero()));
     }
   }
 
-  // Chooses from a whole row of logits (padded to whole lanes with -inf). `weights` and `bins` are scratch.
-  static int32_t choose_from_row(const OutputRow& o, const float* keys, int32_t count, double uniform, float* weights,
-                                 double* bins) {
-    const int32_t padded = (count + kLanes - 1) / kLanes * kLanes;
-    auto top = Isa::set1(kMinusInf);
-    for (int32_t i = 0; i < padded; i += kLanes) top = Isa::max(top, Isa::load(keys + i));
-    const float best = Isa::reduce_max(top);
-    if (best == kMinusInf) return -1;
-    const auto shift = Isa::set1(best), inverse = Isa::set1(1.0f / o.temperature);
-    for (int32_t i = 0; i < padded; i += kLanes) {
-      const auto x = Isa::mul(Isa::sub(Isa::load(keys + i), shift), inverse);
-      Isa::store(weights + i, Math<Isa>::exp_nonpositive(x));
+  // The bin, from `start` on in steps of `step`, in which the running sum reaches `goal`; `above` grows by the bins
+  // before it. The last bin that holds anything when rounding keeps the goal out of reach.
+  static int32_t last_bin(const double* bins, int32_t start, int32_t stop, int32_t step, double goal, double& above) {
+    double before = above, sum = above;
+    int32_t last = start;
+    for (int32_t b = start; b != stop; b += step) {
+      if (!(bins[b] > 0.0)) continue;
+      before = sum;
+      last = b;
+      sum += bins[b];
+      if (sum >= goal) break;
     }
-    const auto mass = [&](int32_t i) { return static_cast<double>(weights[i]); };
-    if (o.top_k > 0 && o.top_k < count) {
-      const auto one = [&](int32_t i) { return weights[i] > 0.0f ? 1.0 : 0.0; };
-      apply_cut(keys, weights, count, find_cut(keys, count, o.top_k, one, bins));
-    }
-    if (o.top_p < 1.0f) {
-      double total = 0.0;
-      for (int32_t i = 0; i < count; ++i) total += mass(i);
-      apply_cut(keys, weights, count, find_cut(keys, count, static_cast<double>(o.top_p) * total, mass, bins));
-    }
-    double total = 0.0;
-    for (int32_t i = 0; i < count; ++i) {
-      if (weights[i] < o.min_p) weights[i] = 0.0f;
-      total += mass(i);
-    }
-    return draw(uniform * total, count, mass);
+    above = before;
+    return last;
   }
 };
 

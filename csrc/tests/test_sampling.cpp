@@ -12,8 +12,8 @@
 
 namespace {
 
-using headrace::Math;
 using headrace::kLanes;
+using headrace::Math;
 using Isa = headrace::scalar::Isa;
 using Sample = headrace::Sample<Isa>;
 
@@ -62,7 +62,10 @@ void tanh_is_near() {
 
 // Known answers of the authors' Random123 library.
 void philox_gives_the_published_words() {
-  struct Case { uint32_t key[2]; headrace::Philox<Isa>::Block counter, want; };
+  struct Case {
+    uint32_t key[2];
+    headrace::Philox<Isa>::Block counter, want;
+  };
   const Case cases[] = {
       {{0, 0}, {{0, 0, 0, 0}}, {{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}}},
       {{0xffffffff, 0xffffffff},
@@ -97,7 +100,8 @@ void the_best_of_a_stream_are_those_of_a_sort() {
       best.sort();
       std::sort(all.begin(), all.end(), Sample::is_better);
       expect(best.size == std::min(capacity, count), "size of the list", count);
-      for (int i = 0; i < best.size; ++i) expect(heap[static_cast<size_t>(i)].id == all[static_cast<size_t>(i)].id, "entry", i);
+      for (int i = 0; i < best.size; ++i)
+        expect(heap[static_cast<size_t>(i)].id == all[static_cast<size_t>(i)].id, "entry", i);
     }
   }
 }

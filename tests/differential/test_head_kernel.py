@@ -349,9 +349,9 @@ def test_a_mask_that_allows_nothing_gives_no_token() -> None:
     np.testing.assert_array_equal(out.results["status"], [1, 1, 1, 1, 0])
 
 
-def test_many_rows_that_need_the_slow_way_take_turns() -> None:
+def test_more_rows_than_are_kept_whole_are_recomputed_and_choose_alike() -> None:
     logits = random_logits(2, 3000, spread=0.1)
-    choices = [Choice(i % 2, temperature=1.0, top_p=0.9, seed=i, position=i) for i in range(37)]
+    choices = [Choice(i % 2, temperature=1.0, top_p=0.9, seed=i, position=i) for i in range(150)]
 
     for threads in (1, 3):
         out = LoneHead(logits, isa=best_isa(), threads=threads).step(choices)
