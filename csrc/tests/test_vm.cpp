@@ -1,0 +1,261 @@
+// A tiny random model through the whole VM: ragged steps on one and two threads and on every instruction set must
+// choose the same tokens, alone and together. Run under asan, ubsan and tsan by scripts/sanitize.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "core/memory.h"
+#include "core/vm.h"
+#include "ops/product.h"
+#include "pack.h"
+#include "probe.h"
+#include "tests/check.h"
+
+namespace headrace::tests {
+namespace {
+
+constexpr int32_t kWidth = 64, kHeads = 4, kKvHeads = 2, kHeadSize = 32, kHidden = 96, kVocab = 205, kLayers = 2;
+constexpr int32_t kBlocks = 40, kTableBlocks = 4, kPositions = kTableBlocks * kBlockTokens, kMaxRows = 70, kMaxTop = 5;
+
+// xorshift64*: the same numbers on every machine.
+struct Random {
+  uint64_t state = 0x9e3779b97f4a7c15u;
+  uint32_t next() {
+    state ^= state >> 12, state ^= state << 25, state ^= state >> 27;
+    return static_cast<uint32_t>((state * 0x2545f4914f6cdd1du) >> 32);
+  }
+  int32_t below(int32_t limit) { return static_cast<int32_t>(next() % static_cast<uint32_t>(limit)); }
+  float real() { return static_cast<float>(next() >> 8) * 0x1p-23f - 1.0f; }
+};
+
+struct Model {
+  std::vector<Weight> weights;
+  std::vector<Memory> memories;
+  std::vector<Record> records;
+  int64_t arena_bytes = 0;
+
+  int32_t add(Layout layout, int64_t n, int64_t k, const std::vector<float>& values) {
+    const auto* raw = reinterpret_cast<const uint8_t*>(values.data());
+    const int64_t size = is_matrix(layout) ? packed_bytes(layout, n, k) : static_cast<int64_t>(values.size()) * 4;
+    Memory& memory = memories.emplace_back(size);
+    if (is_matrix(layout)) pack(layout, Source::kF32, raw, n, k, 2, memory.data());
+    else std::memcpy(memory.data(), raw, static_cast<size_t>(size));
+    weights.push_back({layout, n, k, memory.data(), size});
+    return static_cast<int32_t>(weights.size()) - 1;
+  }
+  int32_t random_matrix(Random& random, Layout layout, int64_t n, int64_t k) {
+    std::vector<float> values(static_cast<size_t>(n * k));
+    for (float& value : values) value = random.real() * 0.3f;
+    return add(layout, n, k, values);
+  }
+  int32_t ones(int64_t n) { return add(Layout::kVectorF32, n, 0, std::vector<float>(static_cast<size_t>(n), 1.0f)); }
+  int64_t buffer(int64_t width) {
+    const int64_t offset = arena_bytes;
+    arena_bytes += align_up(kMaxRows * width * 4);
+    return offset;
+  }
+  template <typename T>
+  void emit(Opcode opcode, T fields) {
+    fields.opcode = static_cast<int32_t>(opcode);
+    fields.phase = static_cast<int32_t>(records.size());
+    Record record{};
+    std::memcpy(record.bytes, &fields, sizeof fields);
+    records.push_back(record);
+  }
+};
+
+Model make_model(Layout layout) {
+  Random random;
+  Model model;
+  const int64_t x = model.buffer(kWidth), q = model.buffer(kHeads * kHeadSize);
+  const int64_t attended = model.buffer(kHeads * kHeadSize), gated = model.buffer(kHidden);
+  const int32_t table = model.random_matrix(random, layout, kVocab, kWidth), norm = model.ones(kWidth);
+  std::vector<float> angles;
+  for (int32_t p = 0; p < kPositions; ++p)
+    for (int32_t i = 0; i < kHeadSize; ++i) {
+      const float angle = static_cast<float>(p) * std::pow(100.0f, -static_cast<float>(i % 16) / 16.0f);
+      angles.push_back(i < kHeadSize / 2 ? std::cos(angle) : std::sin(angle));
+    }
+  const int32_t rope = model.add(Layout::kRopeF32, kPositions, kHeadSize, angles);
+  const auto rms = static_cast<int32_t>(Norm::kRms);
+  model.emit(Opcode::kEmbed, EmbedRecord{.opcode = 0, .phase = 0, .out = x, .table = table, .width = kWidth, .scale = 2.0f});
+  for (int32_t layer = 0; layer < kLayers; ++layer) {
+    constexpr int32_t kQkv = (kHeads + 2 * kKvHeads) * kHeadSize;
+    model.emit(Opcode::kQkv, QkvRecord{.opcode = 0, .phase = 0, .input = x, .q_out = q,
+                                       .weight = model.random_matrix(random, layout, kQkv, kWidth), .bias = -1,
+                                       .k = kWidth, .heads = kHeads, .kv_heads = kKvHeads, .head_size = kHeadSize,
+                                       .norm = rms, .norm_weight = norm, .norm_eps = 1e-5f, .rope = rope,
+                                       .layer = layer});
+    model.emit(Opcode::kAttention, AttentionRecord{.opcode = 0, .phase = 0, .q = q, .out = attended, .heads = kHeads, .kv_heads = kKvHeads,
+                                                   .head_size = kHeadSize, .layer = layer, .scale = 0.25f,
+                                                   .window = 50 * layer, .softcap = 0.0f});
+    const auto linear = [&](int64_t input, int64_t out, int32_t n, int32_t k, bool has_norm, Epilogue epilogue) {
+      model.emit(Opcode::kLinear, LinearRecord{.opcode = 0, .phase = 0, .input = input, .out = out,
+                                               .weight = model.random_matrix(random, layout, n, k), .bias = -1,
+                                               .k = k, .n = n, .norm = has_norm ? rms : 0,
+                                               .norm_weight = has_norm ? norm : -1, .norm_eps = 1e-5f,
+                                               .epilogue = static_cast<int32_t>(epilogue)});
+    };
+    linear(attended, x, kWidth, kHeads * kHeadSize, false, Epilogue::kAdd);
+    linear(x, gated, 2 * kHidden, kWidth, true, Epilogue::kSiluGlu);
+    linear(gated, x, kWidth, kHidden, false, Epilogue::kAdd);
+  }
+  model.emit(Opcode::kHead, HeadRecord{.opcode = 0, .phase = 0, .input = x, .weight = table, .k = kWidth, .vocab = kVocab, .norm = rms,
+                                       .norm_weight = norm, .norm_eps = 1e-5f, .scale = 1.0f, .softcap = 0.0f});
+  return model;
+}
+
+Vm make_vm(const Model& model, const KernelTable& kernels, int32_t threads, KvType kv_type) {
+  return Vm(model.records, model.weights,
+            {.arena_bytes = model.arena_bytes, .threads = threads, .max_rows = kMaxRows, .max_sequences = 8,
+             .max_outputs = 8, .max_top = kMaxTop, .kv = {kv_type, kLayers, kKvHeads, kHeadSize, kBlocks, nullptr}},
+            kernels);
+}
+
+// One sequence: its tokens so far, how many of them are in the pages, and how its tokens are chosen.
+struct Sequence {
+  std::vector<int32_t> tokens;
+  int32_t stored = 0;
+  OutputRow choice{};
+};
+
+Sequence make_sequence(Random& random, int32_t id) {
+  Sequence sequence;
+  for (int32_t i = 1 + random.below(60); i > 0; --i) sequence.tokens.push_back(random.below(kVocab));
+  sequence.choice = {.seed = random.next(), .row = 0, .top_k = id % 3 == 1 ? 7 : 0,
+                     .temperature = id % 2 == 0 ? 0.0f : 0.8f, .top_p = id % 4 == 3 ? 0.9f : 1.0f,
+                     .min_p = id == 5 ? 0.05f : 0.0f, .repetition = 1.0f, .presence = 0.0f, .frequency = 0.0f,
+                     .position = 0, .num_logprobs = id % 2 == 0 ? kMaxTop : -1, .target = -1, .counts_start = 0,
+                     .counts_len = 0, .bias_start = 0, .bias_len = 0, .mask = -1};
+  return sequence;
+}
+
+// Runs one ragged step over the sequences named in `parts` (index, rows) and appends what was chosen.
+void run_step(Vm& vm, std::vector<Sequence>& all, const std::vector<std::pair<int32_t, int32_t>>& parts) {
+  std::vector<int32_t> tokens, positions, starts{0}, tables, chosen_by;
+  std::vector<OutputRow> outputs;
+  for (const auto& [index, rows] : parts) {
+    Sequence& s = all[static_cast<size_t>(index)];
+    for (int32_t i = 0; i < rows; ++i) {
+      positions.push_back(s.stored + i);
+      tokens.push_back(s.tokens[static_cast<size_t>(s.stored + i)]);
+    }
+    starts.push_back(static_cast<int32_t>(tokens.size()));
+    for (int32_t i = 0; i < kTableBlocks; ++i) tables.push_back(index * kTableBlocks + i);
+    s.stored += rows;
+    if (s.stored < static_cast<int32_t>(s.tokens.size())) continue;
+    outputs.push_back(s.choice);
+    outputs.back().row = static_cast<int32_t>(tokens.size()) - 1;
+    outputs.back().position = s.stored;
+    chosen_by.push_back(index);
+  }
+  std::vector<ResultRow> results(outputs.size());
+  std::vector<int32_t> top_ids(outputs.size() * kMaxTop);
+  std::vector<float> top_logprobs(outputs.size() * kMaxTop);
+  vm.step({.tokens = tokens, .positions = positions, .seq_starts = starts, .row_seq = {}, .block_tables = tables,
+           .max_blocks = kTableBlocks, .outputs = outputs, .results = results, .top_ids = top_ids,
+           .top_logprobs = top_logprobs, .max_top = kMaxTop, .count_ids = {}, .counts = {}, .bias_ids = {},
+           .bias_values = {}, .masks = {}, .mask_words = 0});
+  for (size_t i = 0; i < results.size(); ++i) {
+    check(results[i].status == 0 && results[i].token >= 0 && results[i].token < kVocab, "a token is chosen");
+    all[static_cast<size_t>(chosen_by[i])].tokens.push_back(results[i].token);
+  }
+}
+
+std::vector<Sequence> make_sequences() {
+  Random random;
+  std::vector<Sequence> all;
+  for (int32_t id = 0; id < 8; ++id) all.push_back(make_sequence(random, id));
+  return all;
+}
+constexpr size_t kTotal = 90;  // tokens that every sequence ends with
+
+// All sequences together, in ragged steps of random chunks.
+std::vector<Sequence> generate_together(Vm& vm, uint64_t seed) {
+  std::vector<Sequence> all = make_sequences();
+  Random random{seed};
+  while (std::any_of(all.begin(), all.end(), [](const Sequence& s) { return s.tokens.size() < kTotal; })) {
+    std::vector<std::pair<int32_t, int32_t>> parts;
+    int32_t room = kMaxRows;
+    for (int32_t id = 0; id < 8; ++id) {
+      const Sequence& s = all[static_cast<size_t>(id)];
+      if (s.tokens.size() >= kTotal || room == 0 || random.below(4) == 0) continue;
+      const int32_t left = static_cast<int32_t>(s.tokens.size()) - s.stored;
+      const int32_t rows = std::min({left, room, 1 + random.below(left)});
+      parts.emplace_back(id, rows);
+      room -= rows;
+    }
+    if (!parts.empty()) run_step(vm, all, parts);
+  }
+  return all;
+}
+
+// Each sequence by itself, its prompt in one step where it fits.
+std::vector<Sequence> generate_alone(Vm& vm) {
+  std::vector<Sequence> all = make_sequences();
+  for (int32_t id = 0; id < 8; ++id) {
+    Sequence& s = all[static_cast<size_t>(id)];
+    while (s.tokens.size() < kTotal) run_step(vm, all, {{id, static_cast<int32_t>(s.tokens.size()) - s.stored}});
+  }
+  return all;
+}
+
+void check_same(const std::vector<Sequence>& a, const std::vector<Sequence>& b, const std::string& what) {
+  for (size_t i = 0; i < a.size(); ++i) check(a[i].tokens == b[i].tokens, what + ": sequence " + std::to_string(i));
+}
+
+void company_and_threads_change_no_token(Layout layout, KvType kv_type) {
+  const Model model = make_model(layout);
+  const std::string name = "layout " + std::to_string(static_cast<int>(layout));
+  std::vector<Sequence> scalar_tokens;
+  for (const KernelTable* kernels : available_kernels()) {
+    Vm one = make_vm(model, *kernels, 1, kv_type), two = make_vm(model, *kernels, 2, kv_type);
+    const std::vector<Sequence> alone = generate_alone(one);
+    check_same(alone, generate_together(two, 7), name + " together on two threads, " + kernels->isa);
+    check_same(alone, generate_together(two, 8), name + " in other chunks, " + kernels->isa);
+    // The bf16 instruction may round differently (see scalar.h); all else is one definition.
+    if (scalar_tokens.empty()) scalar_tokens = alone;
+    else if (std::string(kernels->isa) != "avx512bf16") check_same(scalar_tokens, alone, name + " like scalar");
+  }
+}
+
+void wrong_inputs_are_refused() {
+  Model model = make_model(Layout::kQ4m);
+  const KernelTable& kernels = *kernels_scalar();
+  Vm vm = make_vm(model, kernels, 2, KvType::kBf16);
+  std::vector<Sequence> all = make_sequences();
+  all[0].tokens = {kVocab};
+  check_refused([&] { run_step(vm, all, {{0, 1}}); }, "vocabulary");
+  all[1].stored = kPositions, all[1].tokens.resize(kPositions + 1);
+  check_refused([&] { run_step(vm, all, {{1, 1}}); }, "limit");
+  for (size_t i = 0; i < model.records.size(); ++i) {
+    Model broken = make_model(Layout::kQ4m);
+    broken.records[i].bytes[8 + 7] = 0x7f;  // the first buffer offset of every record, far outside
+    check_refused([&] { make_vm(broken, kernels, 1, KvType::kBf16); }, "record " + std::to_string(i));
+  }
+}
+
+void idle_pools_stop() {
+  for (int i = 0; i < 50; ++i) {
+    Pool pool(3);
+    if (i % 2 == 0) continue;
+    int32_t ran[3] = {};
+    pool.run([](void* context, int32_t thread) { static_cast<int32_t*>(context)[thread] = thread + 1; }, ran);
+    check(ran[0] == 1 && ran[1] == 2 && ran[2] == 3, "every thread runs");
+  }
+}
+
+}  // namespace
+}  // namespace headrace::tests
+
+int main() {
+  using namespace headrace;
+  for (const Layout layout : {Layout::kF32, Layout::kBf16, Layout::kQ8, Layout::kQ4, Layout::kQ4m}) {
+    tests::company_and_threads_change_no_token(layout, layout == Layout::kF32 ? KvType::kF32 : KvType::kBf16);
+  }
+  tests::wrong_inputs_are_refused();
+  tests::idle_pools_stop();
+  return tests::report("vm");
+}
