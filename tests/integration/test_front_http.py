@@ -325,9 +325,19 @@ async def test_an_upgrade_is_answered_as_a_plain_request(make_house: Any) -> Non
     assert status_of(await raw(house, request)) == 200
 
 
-async def test_the_loop_stays_responsive_under_a_hostile_body(make_house: Any) -> None:
+HOSTILE = {
+    "one long word": b'{"model":"bytes","messages":[{"role":"user","content":"' + b"a" * 4_000_000 + b'"}]}',
+    "keys": b"{" + b",".join(b'"%d":1' % number for number in range(350_000)) + b"}",
+    "lists": b'{"model":"bytes","x":[' + b",".join([b"[]"] * 1_000_000) + b"]}",
+    "numbers": b'{"model":"bytes","x":[' + b",".join([b"1"] * 1_500_000) + b"]}",
+    "escapes": b'{"model":"bytes","x":"' + b'\\"' * 1_500_000 + b'"}',
+    "depth": b'{"x":' + b"[" * 3_000_000,
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+async def test_the_loop_stays_responsive_under_a_hostile_body(make_house: Any, name: str) -> None:
     house = await make_house()
-    hostile = b'{"model":"bytes","messages":[{"role":"user","content":"' + b"a" * 4_000_000 + b'"}]}'
     loop = asyncio.get_running_loop()
     worst_s = 0.0
 
@@ -339,11 +349,14 @@ async def test_the_loop_stays_responsive_under_a_hostile_body(make_house: Any) -
             worst_s = max(worst_s, loop.time() - due_s)
 
     probing = asyncio.create_task(probe())
-    statuses = [status for status, _, _ in await asyncio.gather(*(house.post(CHAT_PATH, hostile) for _ in range(4)))]
+    statuses = [
+        status for status, _, _ in await asyncio.gather(*(house.post(CHAT_PATH, HOSTILE[name]) for _ in range(2)))
+    ]
     probing.cancel()
 
-    assert statuses == [400] * 4
-    assert worst_s < 1.0  # the promise is 0.2 s; this machine also runs the client, and other tests beside it
+    assert statuses == [400] * 2
+    # The promise is 0.2 s on an idle machine (measured: 0.08 s); here the client and other tests run beside it.
+    assert worst_s < 0.5
 
 
 async def test_slow_headers_and_slow_bodies_are_408(make_house: Any) -> None:

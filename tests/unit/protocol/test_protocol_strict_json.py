@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from headrace.base.errors import RequestError
@@ -41,6 +43,9 @@ from headrace.protocol.strict_json import MAX_DEPTH, decode_object
         pytest.param(
             b'{"a":{' + b",".join(b'"%d":1' % i for i in range(10_001)) + b"}}", "invalid_json", id="10,002 keys"
         ),
+        pytest.param(b'{"a":[' + b",".join([b"[]"] * 60_000) + b"]}", "invalid_json", id="60,000 lists"),
+        pytest.param(b'{"a":[' + b",".join([b"1"] * 600_000) + b"]}", "invalid_json", id="600,000 numbers"),
+        pytest.param(b'{"a":[' + b",".join([b'""'] * 600_000) + b"]}", "invalid_json", id="600,000 strings"),
     ],
 )
 def test_a_bad_body_is_refused_with_its_code(body: bytes, code: str) -> None:
@@ -65,6 +70,13 @@ def test_a_bad_body_is_refused_with_its_code(body: bytes, code: str) -> None:
 )
 def test_a_good_body_is_read(body: bytes, expected: dict[str, object]) -> None:
     assert decode_object(body) == expected
+
+
+def test_punctuation_inside_of_text_is_not_counted() -> None:
+    text = '[{":",,\\\\"}]' * 100_000
+    body = json.dumps({"a": text}).encode()
+
+    assert decode_object(body) == {"a": text}
 
 
 def test_the_deepest_legal_body_is_read() -> None:
