@@ -409,3 +409,13 @@ async def test_template_variables_that_nobody_reads_are_listed(make_house: Any) 
     _, _, headers = await house.post(CHAT_PATH, {**CHAT, "chat_template_kwargs": {"thinking": True}, "odd\nname,": 1})
 
     assert headers["x-headrace-ignored-fields"] == "odd\\nname,chat_template_kwargs.thinking"
+
+
+async def test_a_server_beyond_loopback_answers_any_host_but_shows_no_metrics(make_house: Any) -> None:
+    house = await make_house(is_loopback=False)
+
+    metrics = await house.get("/metrics", Host="models.example")
+
+    assert (metrics[0], json.loads(metrics[1])["error"]["code"]) == (401, "missing_api_key")
+    assert (await house.get("/v1/models", Host="models.example"))[0] == 200
+    assert (await house.get("/v1/models", Host="models.example", Origin="http://evil.example"))[0] == 403

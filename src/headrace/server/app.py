@@ -18,7 +18,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 import headrace
-from headrace.base.errors import HeadraceError, MethodNotAllowed, NotFoundError
+from headrace.base.errors import AuthenticationError, HeadraceError, MethodNotAllowed, NotFoundError
 from headrace.base.recorder import Recorder
 from headrace.gateway.pipeline import Pipeline
 from headrace.observe.exposition import CONTENT_TYPE, expose
@@ -165,8 +165,12 @@ class _Pages:
         return _json(body, 503, {"retry-after": "1"})
 
     async def metrics(self, _request: Request) -> Response:
-        """``GET /metrics``: Prometheus text."""
+        """``GET /metrics``: Prometheus text; on loopback only, because nobody has a key yet."""
         state = self._state
+        if not state.is_loopback:
+            raise AuthenticationError(
+                "metrics need a key here: read them on the admin listener", code="missing_api_key"
+            )
         replica = state.pipeline.replica
         model = state.pipeline.served_names[0]
         state.meter.note(replica.status, is_ready=replica.readiness is Readiness.READY)
