@@ -80,8 +80,13 @@ std::vector<const KernelTable*> available_kernels() {
   };
   const bool has_avx2 = f.avx2 && f.fma && f.f16c;
   add(kernels_avx2(), has_avx2);
-  add(kernels_avx512(), has_avx2 && f.avx512vnni);
-  add(kernels_avx512bf16(), has_avx2 && f.avx512vnni && f.avx512bf16);
+#ifdef HEADRACE_EMULATE_AVX512
+  const bool has_vnni = has_avx2, has_bf16 = has_avx2;
+#else
+  const bool has_vnni = has_avx2 && f.avx512vnni, has_bf16 = has_vnni && f.avx512bf16;
+#endif
+  add(kernels_avx512(), has_vnni);
+  add(kernels_avx512bf16(), has_bf16);
   return tables;
 }
 

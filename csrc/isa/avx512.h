@@ -1,5 +1,5 @@
 // AVX-512 (F, BW, VL, DQ, VNNI): a logical vector is one zmm register. Compiled twice: as `avx512`, and with
-// -mavx512bf16 as `avx512bf16`, where dot_bf16 is one instruction. See scalar.h for what each operation means.
+// HEADRACE_AVX512BF16 as `avx512bf16`, where dot_bf16 is one instruction. See scalar.h for what each operation means.
 #pragma once
 
 #include <immintrin.h>
@@ -8,7 +8,7 @@
 
 #include "gen/opcodes.h"
 
-#ifdef __AVX512BF16__
+#ifdef HEADRACE_AVX512BF16
 #define HEADRACE_AVX512 avx512bf16
 #else
 #define HEADRACE_AVX512 avx512
@@ -17,7 +17,7 @@
 namespace headrace::HEADRACE_AVX512 {
 
 struct Isa {
-#ifdef __AVX512BF16__
+#ifdef HEADRACE_AVX512BF16
   static constexpr const char* kName = "avx512bf16";
 #else
   static constexpr const char* kName = "avx512";
@@ -86,9 +86,9 @@ struct Isa {
 
   static F dot_bf16(F acc, const uint16_t* w, uint32_t x) {
     const __m512i pairs = _mm512_loadu_si512(w);
-#ifdef __AVX512BF16__
-    return _mm512_dpbf16_ps(acc, reinterpret_cast<__m512bh>(pairs),
-                            reinterpret_cast<__m512bh>(_mm512_set1_epi32(static_cast<int32_t>(x))));
+#ifdef HEADRACE_AVX512BF16
+    return _mm512_dpbf16_ps(acc, __builtin_bit_cast(__m512bh, pairs),
+                            __builtin_bit_cast(__m512bh, _mm512_set1_epi32(static_cast<int32_t>(x))));
 #else
     const __m512i high = _mm512_set1_epi32(static_cast<int32_t>(0xffff0000u));
     const F even = _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16));
@@ -99,7 +99,7 @@ struct Isa {
 #endif
   }
 
-#ifndef __AVX512BF16__
+#ifndef HEADRACE_AVX512BF16
   // The halves of sixteen bf16 pairs: dot_bf16 is fma(odd, x1, fma(even, x0, acc)). Offered where that is how it is done.
   static F even_bf16(const uint16_t* w) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_loadu_si512(w), 16)); }
   static F odd_bf16(const uint16_t* w) {
@@ -111,7 +111,11 @@ struct Isa {
   // acc += Σ of four u8 × s8 products per lane. Written as assembly: gcc 12 copies the accumulator of the destructive
   // intrinsic each time, which halves the rate (kernels.md, section 0).
   [[gnu::always_inline]] static inline void dpbusd(I& acc, I u8, I s8) {
+#ifdef HEADRACE_EMULATE_AVX512
+    acc = _mm512_dpbusd_epi32(acc, u8, s8);
+#else
     asm("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(u8), "v"(s8));
+#endif
   }
   static int32_t word(const int8_t* p) {
     int32_t value;
