@@ -69,7 +69,9 @@ def _inverse(scale: NDArray[np.float32]) -> NDArray[np.float32]:
 
 def _join(*columns: NDArray[np.generic]) -> NDArray[np.uint8]:
     rows = len(columns[0])
-    return np.concatenate([np.ascontiguousarray(c).view(np.uint8).reshape(rows, -1) for c in columns], axis=1)
+    parts = [np.ascontiguousarray(column).view(np.uint8).reshape(rows, -1) for column in columns]
+    joined: NDArray[np.uint8] = np.concatenate(parts, axis=1)
+    return joined
 
 
 def _nibbles(q: NDArray[np.uint8]) -> NDArray[np.uint8]:

@@ -109,6 +109,21 @@ def test_config_check_without_the_model_says_so(home: Path) -> None:
     assert "the model is not here" in invoke("config", "check")
 
 
+def broken_models(home: Path, tiny: Path) -> dict[str, Path]:
+    places = {name: home / name for name in ("empty", "truncated", "foreign", "scripted")}
+    for name, place in places.items():
+        place.mkdir()
+        for file in tiny.iterdir() if name != "empty" else ():
+            (place / file.name).write_bytes(file.read_bytes())
+    weights = places["truncated"] / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    for name, change in (("foreign", {"architectures": ["FooForCausalLM"]}), ("scripted", {"auto_map": {"a": "b.C"}})):
+        config = places[name] / "config.json"
+        config.write_text(json.dumps(json.loads(config.read_text()) | change))
+    (home / "wrong").write_text("inference_engine: {architecture: encoder-only}")
+    return {**places, "wrong": home / "wrong"}
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
@@ -125,20 +140,38 @@ def test_config_check_without_the_model_says_so(home: Path) -> None:
         pytest.param(["serve", "{tiny}", "--engine", "vllm"], Exit.USAGE, "not in this release", id="other engine"),
         pytest.param(["serve", "{tiny}", "--tensor-parallel-size", "99"], Exit.USAGE, "--engine vllm", id="shards"),
         pytest.param(["serve", "{tiny}", "--host", "0.0.0.0"], Exit.USAGE, "no keys are set", id="open address"),
+        pytest.param(["serve", "{truncated}"], Exit.MODEL, "model.safetensors", id="truncated weights"),
+        pytest.param(["serve", "{foreign}"], Exit.MODEL, "FooForCausalLM", id="unknown family"),
+        pytest.param(["serve", "{scripted}"], Exit.MODEL, "none is run", id="model with code"),
+        pytest.param(
+            ["serve", "{tiny}", "--config", "{wrong}"], Exit.USAGE, "the model is decoder-only", id="other class"
+        ),
         pytest.param(["serve", "{empty}"], Exit.MODEL, "neither a .safetensors nor a .gguf", id="empty folder"),
     ],
 )
 def test_wrong_start_ends_with_one_line_and_its_code(
     home: Path, tiny: Path, arguments: list[str], code: Exit, message: str
 ) -> None:
-    (home / "empty").mkdir()
+    places = broken_models(home, tiny)
 
-    done = headrace(*(word.format(tiny=tiny, empty=home / "empty") for word in arguments))
+    done = headrace(*(word.format(tiny=tiny, **places) for word in arguments))
 
     assert done.returncode == code, done.stderr
     assert message in done.stderr
     assert "Traceback" not in done.stderr
     assert done.stdout == ""
+
+
+def test_serve_refuses_to_start_without_the_native_library(home: Path, tiny: Path) -> None:
+    code = (
+        "import sys; sys.modules['headrace.kernels._native'] = None; from headrace.cli.main import run;"
+        f"sys.argv = ['headrace', 'serve', {str(tiny)!r}]; run()"
+    )
+
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+
+    assert done.returncode == Exit.MACHINE
+    assert "the native library does not load" in done.stderr
 
 
 def test_status_without_a_server_is_exit_code_one(home: Path) -> None:
