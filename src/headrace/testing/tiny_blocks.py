@@ -70,13 +70,13 @@ def _inverse(scale: NDArray[np.float32]) -> NDArray[np.float32]:
 def _join(*columns: NDArray[np.generic]) -> NDArray[np.uint8]:
     rows = len(columns[0])
     parts = [np.ascontiguousarray(column).view(np.uint8).reshape(rows, -1) for column in columns]
-    joined: NDArray[np.uint8] = np.concatenate(parts, axis=1)
-    return joined
+    return np.concatenate(parts, axis=1)
 
 
 def _nibbles(q: NDArray[np.uint8]) -> NDArray[np.uint8]:
     half = BLOCK // 2
-    return np.bitwise_or(q[:, :half], q[:, half:] << 4, dtype=np.uint8)
+    packed: NDArray[np.uint8] = np.bitwise_or(q[:, :half], q[:, half:] << 4, dtype=np.uint8)
+    return packed
 
 
 def _q8_0(values: NDArray[np.float32]) -> NDArray[np.uint8]:
