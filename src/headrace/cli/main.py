@@ -13,7 +13,13 @@ import typer
 
 from headrace.base.errors import HeadraceError
 from headrace.base.exits import exit_code_of
-from headrace.cli import bench, config, doctor, models, serve, status
+from headrace.cli.bench import app as bench
+from headrace.cli.config import app as config
+from headrace.cli.doctor import doctor
+from headrace.cli.models import app as models
+from headrace.cli.models import pull
+from headrace.cli.serve import serve
+from headrace.cli.status import status
 
 EPILOG = "Exit codes: 0 good, 1 not, 2 usage or setting wrong, 3 undecided; more in docs/reference/exit-codes.md."
 
@@ -26,13 +32,13 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
-app.command("serve", epilog=EPILOG)(serve.serve)
-app.command("pull", epilog=EPILOG)(models.pull)
-app.add_typer(models.app, name="models")
-app.command("status", epilog=EPILOG)(status.status)
-app.add_typer(bench.app, name="bench")
-app.add_typer(config.app, name="config")
-app.command("doctor", epilog=EPILOG)(doctor.doctor)
+app.command("serve", epilog=EPILOG)(serve)
+app.command("pull", epilog=EPILOG)(pull)
+app.add_typer(models, name="models")
+app.command("status", epilog=EPILOG)(status)
+app.add_typer(bench, name="bench")
+app.add_typer(config, name="config")
+app.command("doctor", epilog=EPILOG)(doctor)
 
 
 def _print_version(is_wanted: bool) -> None:
