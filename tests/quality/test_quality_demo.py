@@ -1,5 +1,7 @@
 """The demo model against transformers' goldens, and production formats against the exact path (issue point 2)."""
 
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -39,9 +41,11 @@ class Models:
 
 
 @pytest.fixture(scope="module")
-def models(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Models:
+def models(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Models]:
     (gguf,) = demo_model.glob("*.gguf") if demo_model.is_dir() else [demo_model]
-    return Models(gguf, tmp_path_factory.mktemp("bf16"))
+    folder = tmp_path_factory.mktemp("bf16")
+    yield Models(gguf, folder)
+    shutil.rmtree(folder)  # 269 MB, which pytest would keep for three runs
 
 
 def test_derived_weights_are_those_that_transformers_ran(models: Models) -> None:
