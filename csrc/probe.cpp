@@ -68,8 +68,12 @@ Features read_features() {
 
 std::vector<std::pair<std::string, bool>> cpu_features() {
   const Features f = read_features();
-  return {{"avx2", f.avx2},     {"fma", f.fma},           {"f16c", f.f16c},
-          {"avx512", f.avx512}, {"avx512vnni", f.avx512vnni}, {"avx512bf16", f.avx512bf16}};
+  return {{"avx2", f.avx2},
+          {"fma", f.fma},
+          {"f16c", f.f16c},
+          {"avx512", f.avx512},
+          {"avx512vnni", f.avx512vnni},
+          {"avx512bf16", f.avx512bf16}};
 }
 
 std::vector<const KernelTable*> available_kernels() {
@@ -134,9 +138,11 @@ double probe_barrier(int32_t threads) {
   std::vector<double> batches;
   for (int batch = 0; batch < kBatches; ++batch) {
     const auto start = SteadyClock::now();
-    pool.run([](void* context, int32_t) {
-      for (int i = 0; i < kBatch; ++i) static_cast<Pool*>(context)->barrier().wait();
-    }, &pool);
+    pool.run(
+        [](void* context, int32_t) {
+          for (int i = 0; i < kBatch; ++i) static_cast<Pool*>(context)->barrier().wait();
+        },
+        &pool);
     batches.push_back(seconds_since(start) / kBatch);
   }
   std::nth_element(batches.begin(), batches.begin() + kBatches / 2, batches.end());

@@ -10,9 +10,9 @@ namespace headrace {
 using Op = void (*)(const Record&, const ThreadContext&);
 
 struct KernelTable {
-  const char* isa;                         // "scalar", "avx2", "avx512", "avx512bf16"
-  Op ops[kOpcodeCount] = {};               // by opcode, nullptr where none
-  const char* names[kOpcodeCount] = {};    // which instruction set each op was written in, e.g. "avx2"
+  const char* isa;                       // "scalar", "avx2", "avx512", "avx512bf16"
+  Op ops[kOpcodeCount] = {};             // by opcode, nullptr where none
+  const char* names[kOpcodeCount] = {};  // which instruction set each op was written in, e.g. "avx2"
 };
 
 // nullptr where this build does not hold them.

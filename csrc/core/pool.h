@@ -55,9 +55,9 @@ class Pool {
   Task task_ = nullptr;
   void* context_ = nullptr;
   bool is_stopping_ = false;
-  alignas(kAlign) std::atomic<uint32_t> epoch_{0};    // grows by one per run
-  alignas(kAlign) std::atomic<int32_t> running_{0};   // workers that have not finished the run
-  alignas(kAlign) std::atomic<int32_t> parked_{0};    // workers in, or about to enter, the futex
+  alignas(kAlign) std::atomic<uint32_t> epoch_{0};   // grows by one per run
+  alignas(kAlign) std::atomic<int32_t> running_{0};  // workers that have not finished the run
+  alignas(kAlign) std::atomic<int32_t> parked_{0};   // workers in, or about to enter, the futex
   std::vector<std::thread> workers_;
 };
 

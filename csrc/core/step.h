@@ -48,16 +48,16 @@ struct StepView {
   std::span<const int32_t> row_seq;       // [R] sequence of each row (derived by the VM)
   std::span<const int32_t> block_tables;  // [S][max_blocks]
   int32_t max_blocks = 0;
-  std::span<const OutputRow> outputs;   // [L]
-  std::span<ResultRow> results;         // [L]
-  std::span<int32_t> top_ids;           // [L][max_top]
-  std::span<float> top_logprobs;        // [L][max_top]
+  std::span<const OutputRow> outputs;  // [L]
+  std::span<ResultRow> results;        // [L]
+  std::span<int32_t> top_ids;          // [L][max_top]
+  std::span<float> top_logprobs;       // [L][max_top]
   int32_t max_top = 0;
-  std::span<const int32_t> count_ids;   // ascending within a row's range
+  std::span<const int32_t> count_ids;  // ascending within a row's range
   std::span<const int32_t> counts;
-  std::span<const int32_t> bias_ids;    // ascending within a row's range
+  std::span<const int32_t> bias_ids;  // ascending within a row's range
   std::span<const float> bias_values;
-  std::span<const uint32_t> masks;      // [M][mask_words], bit t of word t/32: token t allowed
+  std::span<const uint32_t> masks;  // [M][mask_words], bit t of word t/32: token t allowed
   int32_t mask_words = 0;
 
   int32_t rows() const { return static_cast<int32_t>(tokens.size()); }
@@ -74,25 +74,29 @@ class Barrier;
 struct ThreadContext {
   int32_t thread = 0;
   int32_t threads = 1;
-  uint8_t* arena = nullptr;         // shared activation buffers, 64-byte aligned offsets from the program
+  uint8_t* arena = nullptr;           // shared activation buffers, 64-byte aligned offsets from the program
   uint8_t* shared_scratch = nullptr;  // shared by the threads within one record (partials, candidates)
   int64_t shared_scratch_bytes = 0;
-  uint8_t* scratch = nullptr;         // this thread's own
+  uint8_t* scratch = nullptr;  // this thread's own
   int64_t scratch_bytes = 0;
-  uint8_t* shared_rows = nullptr;     // where ops/prologue.h puts prepared rows; ops do not touch it themselves
-  uint8_t* own_rows = nullptr;        // the same for few rows, this thread's own
+  uint8_t* shared_rows = nullptr;  // where ops/prologue.h puts prepared rows; ops do not touch it themselves
+  uint8_t* own_rows = nullptr;     // the same for few rows, this thread's own
   const Limits* limits = nullptr;
   const Weight* weights = nullptr;
   const StepView* step = nullptr;
   const KvPool* kv = nullptr;
-  Barrier* barrier = nullptr;       // all threads must arrive; see pool.h
+  Barrier* barrier = nullptr;  // all threads must arrive; see pool.h
 
   template <typename T>
-  T* buffer(int64_t offset) const { return reinterpret_cast<T*>(arena + offset); }
+  T* buffer(int64_t offset) const {
+    return reinterpret_cast<T*>(arena + offset);
+  }
 };
 
 // The share of `count` items that thread `thread` of `threads` owns: contiguous, and the same for the same numbers.
-struct Range { int64_t start, stop; };
+struct Range {
+  int64_t start, stop;
+};
 static inline Range share(int64_t count, int32_t thread, int32_t threads) {
   return {count * thread / threads, count * (thread + 1) / threads};
 }

@@ -308,7 +308,8 @@ void Vm::check_step(const StepView& s) {
   if (s.bias_ids.size() != s.bias_values.size()) fail("bias_values must have one entry per bias_ids");
   if (outputs == 0) return;
   const int64_t mask_words = (int64_t{head_vocab_} + 31) / 32;
-  if (!s.masks.empty() && s.mask_words < std::max<int64_t>(1, mask_words)) fail("masks need ", mask_words, " words, have ", s.mask_words);
+  if (!s.masks.empty() && s.mask_words < std::max<int64_t>(1, mask_words))
+    fail("masks need ", mask_words, " words, have ", s.mask_words);
   const int64_t masks = s.masks.empty() ? 0 : static_cast<int64_t>(s.masks.size()) / s.mask_words;
   const auto check_ids = [&](const char* what, std::span<const int32_t> ids, int32_t start, int32_t length) {
     const auto size = static_cast<int64_t>(ids.size());

@@ -40,9 +40,7 @@ struct Isa {
   }
   static __m128i half(const uint16_t* p) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p)); }
   static F load_f16(const uint16_t* p) { return {_mm256_cvtph_ps(half(p)), _mm256_cvtph_ps(half(p + 8))}; }
-  static __m256 widen_bf16(__m128i x) {
-    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(x), 16));
-  }
+  static __m256 widen_bf16(__m128i x) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(x), 16)); }
   static F load_bf16(const uint16_t* p) { return {widen_bf16(half(p)), widen_bf16(half(p + 8))}; }
   static __m256i narrow_bf16(__m256 a) {  // eight bf16, each in the low half of 32 bits
     const __m256i bits = _mm256_castps_si256(a);

@@ -60,8 +60,7 @@ void op_linear(const Record& record, const ThreadContext& context) {
   }
   const bool is_added = static_cast<Epilogue>(r.epilogue) == Epilogue::kAdd;
   sweep<Isa, 1>(
-      weight, rows_in, rows, share(tiles, context.thread, context.threads),
-      [](int64_t unit, int) { return unit; },
+      weight, rows_in, rows, share(tiles, context.thread, context.threads), [](int64_t unit, int) { return unit; },
       [&](int64_t unit, int32_t row, const F(&y)[1]) {
         const int count = static_cast<int>(std::min<int64_t>(kLanes, r.n - unit * kLanes));
         float* to = out + row * int64_t{r.n} + unit * kLanes;

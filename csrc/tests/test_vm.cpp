@@ -80,37 +80,77 @@ Model make_model(Layout layout) {
     }
   const int32_t rope = model.add(Layout::kRopeF32, kPositions, kHeadSize, angles);
   const auto rms = static_cast<int32_t>(Norm::kRms);
-  model.emit(Opcode::kEmbed, EmbedRecord{.opcode = 0, .phase = 0, .out = x, .table = table, .width = kWidth, .scale = 2.0f});
+  model.emit(Opcode::kEmbed,
+             EmbedRecord{.opcode = 0, .phase = 0, .out = x, .table = table, .width = kWidth, .scale = 2.0f});
   for (int32_t layer = 0; layer < kLayers; ++layer) {
     constexpr int32_t kQkv = (kHeads + 2 * kKvHeads) * kHeadSize;
-    model.emit(Opcode::kQkv, QkvRecord{.opcode = 0, .phase = 0, .input = x, .q_out = q,
-                                       .weight = model.random_matrix(random, layout, kQkv, kWidth), .bias = -1,
-                                       .k = kWidth, .heads = kHeads, .kv_heads = kKvHeads, .head_size = kHeadSize,
-                                       .norm = rms, .norm_weight = norm, .norm_eps = 1e-5f, .rope = rope,
+    model.emit(Opcode::kQkv, QkvRecord{.opcode = 0,
+                                       .phase = 0,
+                                       .input = x,
+                                       .q_out = q,
+                                       .weight = model.random_matrix(random, layout, kQkv, kWidth),
+                                       .bias = -1,
+                                       .k = kWidth,
+                                       .heads = kHeads,
+                                       .kv_heads = kKvHeads,
+                                       .head_size = kHeadSize,
+                                       .norm = rms,
+                                       .norm_weight = norm,
+                                       .norm_eps = 1e-5f,
+                                       .rope = rope,
                                        .layer = layer});
-    model.emit(Opcode::kAttention, AttentionRecord{.opcode = 0, .phase = 0, .q = q, .out = attended, .heads = kHeads, .kv_heads = kKvHeads,
-                                                   .head_size = kHeadSize, .layer = layer, .scale = 0.25f,
-                                                   .window = 50 * layer, .softcap = 0.0f});
+    model.emit(Opcode::kAttention, AttentionRecord{.opcode = 0,
+                                                   .phase = 0,
+                                                   .q = q,
+                                                   .out = attended,
+                                                   .heads = kHeads,
+                                                   .kv_heads = kKvHeads,
+                                                   .head_size = kHeadSize,
+                                                   .layer = layer,
+                                                   .scale = 0.25f,
+                                                   .window = 50 * layer,
+                                                   .softcap = 0.0f});
     const auto linear = [&](int64_t input, int64_t out, int32_t n, int32_t k, bool has_norm, Epilogue epilogue) {
-      model.emit(Opcode::kLinear, LinearRecord{.opcode = 0, .phase = 0, .input = input, .out = out,
-                                               .weight = model.random_matrix(random, layout, n, k), .bias = -1,
-                                               .k = k, .n = n, .norm = has_norm ? rms : 0,
-                                               .norm_weight = has_norm ? norm : -1, .norm_eps = 1e-5f,
+      model.emit(Opcode::kLinear, LinearRecord{.opcode = 0,
+                                               .phase = 0,
+                                               .input = input,
+                                               .out = out,
+                                               .weight = model.random_matrix(random, layout, n, k),
+                                               .bias = -1,
+                                               .k = k,
+                                               .n = n,
+                                               .norm = has_norm ? rms : 0,
+                                               .norm_weight = has_norm ? norm : -1,
+                                               .norm_eps = 1e-5f,
                                                .epilogue = static_cast<int32_t>(epilogue)});
     };
     linear(attended, x, kWidth, kHeads * kHeadSize, false, Epilogue::kAdd);
     linear(x, gated, 2 * kHidden, kWidth, true, Epilogue::kSiluGlu);
     linear(gated, x, kWidth, kHidden, false, Epilogue::kAdd);
   }
-  model.emit(Opcode::kHead, HeadRecord{.opcode = 0, .phase = 0, .input = x, .weight = table, .k = kWidth, .vocab = kVocab, .norm = rms,
-                                       .norm_weight = norm, .norm_eps = 1e-5f, .scale = 1.0f, .softcap = 0.0f});
+  model.emit(Opcode::kHead, HeadRecord{.opcode = 0,
+                                       .phase = 0,
+                                       .input = x,
+                                       .weight = table,
+                                       .k = kWidth,
+                                       .vocab = kVocab,
+                                       .norm = rms,
+                                       .norm_weight = norm,
+                                       .norm_eps = 1e-5f,
+                                       .scale = 1.0f,
+                                       .softcap = 0.0f});
   return model;
 }
 
 Vm make_vm(const Model& model, const KernelTable& kernels, int32_t threads, KvType kv_type) {
   return Vm(model.records, model.weights,
-            {.arena_bytes = model.arena_bytes, .threads = threads, .max_rows = kMaxRows, .max_sequences = 8,
-             .max_outputs = 8, .max_top = kMaxTop, .kv = {kv_type, kLayers, kKvHeads, kHeadSize, kBlocks, nullptr}},
+            {.arena_bytes = model.arena_bytes,
+             .threads = threads,
+             .max_rows = kMaxRows,
+             .max_sequences = 8,
+             .max_outputs = 8,
+             .max_top = kMaxTop,
+             .kv = {kv_type, kLayers, kKvHeads, kHeadSize, kBlocks, nullptr}},
             kernels);
 }
 
@@ -124,11 +164,23 @@ struct Sequence {
 Sequence make_sequence(Random& random, int32_t id) {
   Sequence sequence;
   for (int32_t i = 1 + random.below(60); i > 0; --i) sequence.tokens.push_back(random.below(kVocab));
-  sequence.choice = {.seed = random.next(), .row = 0, .top_k = id % 3 == 1 ? 7 : 0,
-                     .temperature = id % 2 == 0 ? 0.0f : 0.8f, .top_p = id % 4 == 3 ? 0.9f : 1.0f,
-                     .min_p = id == 5 ? 0.05f : 0.0f, .repetition = 1.0f, .presence = 0.0f, .frequency = 0.0f,
-                     .position = 0, .num_logprobs = id % 2 == 0 ? kMaxTop : -1, .target = -1, .counts_start = 0,
-                     .counts_len = 0, .bias_start = 0, .bias_len = 0, .mask = -1};
+  sequence.choice = {.seed = random.next(),
+                     .row = 0,
+                     .top_k = id % 3 == 1 ? 7 : 0,
+                     .temperature = id % 2 == 0 ? 0.0f : 0.8f,
+                     .top_p = id % 4 == 3 ? 0.9f : 1.0f,
+                     .min_p = id == 5 ? 0.05f : 0.0f,
+                     .repetition = 1.0f,
+                     .presence = 0.0f,
+                     .frequency = 0.0f,
+                     .position = 0,
+                     .num_logprobs = id % 2 == 0 ? kMaxTop : -1,
+                     .target = -1,
+                     .counts_start = 0,
+                     .counts_len = 0,
+                     .bias_start = 0,
+                     .bias_len = 0,
+                     .mask = -1};
   return sequence;
 }
 
@@ -154,10 +206,23 @@ void run_step(Vm& vm, std::vector<Sequence>& all, const std::vector<std::pair<in
   std::vector<ResultRow> results(outputs.size());
   std::vector<int32_t> top_ids(outputs.size() * kMaxTop);
   std::vector<float> top_logprobs(outputs.size() * kMaxTop);
-  vm.step({.tokens = tokens, .positions = positions, .seq_starts = starts, .row_seq = {}, .block_tables = tables,
-           .max_blocks = kTableBlocks, .outputs = outputs, .results = results, .top_ids = top_ids,
-           .top_logprobs = top_logprobs, .max_top = kMaxTop, .count_ids = {}, .counts = {}, .bias_ids = {},
-           .bias_values = {}, .masks = {}, .mask_words = 0});
+  vm.step({.tokens = tokens,
+           .positions = positions,
+           .seq_starts = starts,
+           .row_seq = {},
+           .block_tables = tables,
+           .max_blocks = kTableBlocks,
+           .outputs = outputs,
+           .results = results,
+           .top_ids = top_ids,
+           .top_logprobs = top_logprobs,
+           .max_top = kMaxTop,
+           .count_ids = {},
+           .counts = {},
+           .bias_ids = {},
+           .bias_values = {},
+           .masks = {},
+           .mask_words = 0});
   for (size_t i = 0; i < results.size(); ++i) {
     check(results[i].status == 0 && results[i].token >= 0 && results[i].token < kVocab, "a token is chosen");
     all[static_cast<size_t>(chosen_by[i])].tokens.push_back(results[i].token);
