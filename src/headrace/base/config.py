@@ -89,6 +89,10 @@ class Config:
         """Whether somebody set ``section.name``; else it has its default."""
         return self.origins[key] != "default"
 
+    def is_log_json(self, *, is_terminal: bool) -> bool:
+        """Whether the log is JSON lines: as set, else when nobody watches."""
+        return self.log.format == "json" or (self.log.format == "auto" and not is_terminal)
+
 
 @dataclass(frozen=True, slots=True)
 class _Given:

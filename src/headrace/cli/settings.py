@@ -25,8 +25,7 @@ def load_settings(file: Path | None, flags: Mapping[str, object]) -> Config:
     from headrace.base.log import setup_log
 
     config = load_config(find_config_file(file, os.environ, Path.cwd()), os.environ, flags)
-    is_json = config.log.format == "json" or (config.log.format == "auto" and not sys.stderr.isatty())
-    setup_log(config.log.level, is_json=is_json)
+    setup_log(config.log.level, is_json=config.is_log_json(is_terminal=sys.stderr.isatty()))
     return config
 
 

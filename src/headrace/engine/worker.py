@@ -273,7 +273,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     die_with_parent()
     launch = msgspec.json.decode(read_inherited(options.launch_fd), type=WorkerLaunch)
-    setup_log(launch.log_level)
+    setup_log(launch.log_level, is_json=launch.is_log_json)
     clock = SystemClock()
     try:
         inspection = inspect(launch)

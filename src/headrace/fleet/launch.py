@@ -6,6 +6,7 @@ that is adjusted or ignored gives a warning that says so.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -189,6 +190,7 @@ def worker_launch(config: Config, resolved: Resolved, *, model_path: Path, name:
         attention_window=resolved.attention_window,
         prefix_cache=engine.prefix_cache,
         log_level=config.log.level,
+        is_log_json=config.is_log_json(is_terminal=sys.stderr.isatty()),
     )
 
 
@@ -229,4 +231,5 @@ def front_launch(
         stream_drain_s=server.stream_drain_s,
         max_context_tokens=resolved.max_context_tokens,
         log_level=config.log.level,
+        is_log_json=config.is_log_json(is_terminal=sys.stderr.isatty()),
     )

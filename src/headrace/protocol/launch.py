@@ -47,6 +47,7 @@ class WorkerLaunch(msgspec.Struct, frozen=True):
     queue_limit: int = 4096
     prefix_cache: bool = True
     log_level: str = "info"
+    is_log_json: bool = True
 
 
 class FrontLaunch(msgspec.Struct, frozen=True):
@@ -83,3 +84,4 @@ class FrontLaunch(msgspec.Struct, frozen=True):
     stream_drain_s: float = 120.0
     max_context_tokens: int | None = None
     log_level: str = "info"
+    is_log_json: bool = True

@@ -249,7 +249,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     die_with_parent()
     launch = msgspec.json.decode(read_inherited(options.launch_fd), type=FrontLaunch)
-    setup_log(launch.log_level)
+    setup_log(launch.log_level, is_json=launch.is_log_json)
     try:
         kit = load_kit(Path(launch.model_path))
     except HeadraceError as error:

@@ -178,6 +178,14 @@ def test_file_is_the_named_one_then_the_variables_then_the_folders(tmp_path: Pat
     assert find_config_file(None, {}, tmp_path) == tmp_path / "headrace.yaml"
 
 
+@pytest.mark.parametrize(
+    ("setting", "is_terminal", "expected"),
+    [("auto", True, False), ("auto", False, True), ("json", True, True), ("text", False, False)],
+)
+def test_log_is_text_only_where_somebody_watches(setting: str, is_terminal: bool, expected: bool) -> None:
+    assert load_config(None, {}, {"log.format": setting}).is_log_json(is_terminal=is_terminal) is expected
+
+
 def test_every_setting_has_a_description_and_a_variable_of_its_own() -> None:
     settings = list_settings()
 
