@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from headrace.base.clock import Clock
     from headrace.base.config import Config
 
+# The database's library takes half a second of CPU to import.
+_DELAY_S = 5.0
+
 log = get_log(__name__)
 
 
@@ -36,18 +39,22 @@ class RunRecord:
         self._config = config
         self._clock = clock
         self._started_at_s = clock.wall_s()
-        self._thread: threading.Thread | None = None
+        self._timer: threading.Timer | None = None
         self._row: tuple[Engine, int] | None = None
 
     def begin(self, *, model: str, port: int) -> None:
-        """Writes the start, soon."""
-        self._thread = threading.Thread(target=self._write_start, args=(model, port), name="history")
-        self._thread.start()
+        """Writes the start, after a while: the first requests need the CPU more."""
+        self._timer = threading.Timer(_DELAY_S, self._write_start, (model, port))
+        self._timer.start()
 
     def end(self, exit_code: int) -> None:
-        """Writes the end, now; nothing when the start was never written."""
-        if self._thread is not None:
-            self._thread.join()
+        """Writes the end, now; nothing for a run that never became ready."""
+        if self._timer is None:
+            return
+        self._timer.cancel()
+        self._timer.join()
+        if self._row is None:
+            self._timer.function(*self._timer.args)
         if self._row is None:
             return
         from sqlalchemy.exc import DatabaseError
