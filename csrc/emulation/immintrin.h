@@ -9,12 +9,24 @@
 #include <cstring>
 
 using __mmask16 = uint16_t;
-struct __m128 { float v[4]; };
-struct __m256 { float v[8]; };
-struct __m512 { float v[16]; };
-struct __m256i { uint8_t b[32]; };
-struct __m512i { uint8_t b[64]; };
-struct __m512bh { uint16_t v[32]; };
+struct __m128 {
+  float v[4];
+};
+struct __m256 {
+  float v[8];
+};
+struct __m512 {
+  float v[16];
+};
+struct __m256i {
+  uint8_t b[32];
+};
+struct __m512i {
+  uint8_t b[64];
+};
+struct __m512bh {
+  uint16_t v[32];
+};
 
 inline constexpr int _MM_FROUND_TO_NEAREST_INT = 0;
 inline constexpr int _MM_FROUND_NO_EXC = 8;
@@ -23,7 +35,9 @@ inline constexpr int _CMP_GT_OQ = 30;
 
 namespace emulation {
 
-struct Words { int32_t v[16]; };
+struct Words {
+  int32_t v[16];
+};
 inline Words words(__m512i a) { return std::bit_cast<Words>(a); }
 inline __m512i pack(Words a) { return std::bit_cast<__m512i>(a); }
 template <typename Fn>
@@ -59,8 +73,12 @@ inline float flush(float x) { return std::fpclassify(x) == FP_SUBNORMAL ? std::c
 
 inline __m512 _mm512_setzero_ps() { return {}; }
 inline __m512i _mm512_setzero_si512() { return {}; }
-inline __m512 _mm512_set1_ps(float x) { return emulation::each([&](int) { return x; }); }
-inline __m512i _mm512_set1_epi32(int32_t x) { return emulation::each_word([&](int) { return x; }); }
+inline __m512 _mm512_set1_ps(float x) {
+  return emulation::each([&](int) { return x; });
+}
+inline __m512i _mm512_set1_epi32(int32_t x) {
+  return emulation::each_word([&](int) { return x; });
+}
 inline __m512i _mm512_set1_epi8(int8_t x) {
   __m512i r;
   std::memset(r.b, x, sizeof r.b);
@@ -116,21 +134,26 @@ inline __m512 _mm512_cvtepi32_ps(__m512i a) {
   return emulation::each([&](int l) { return static_cast<float>(w.v[l]); });
 }
 inline __m512i _mm512_cvttps_epi32(__m512 a) {
-  return emulation::each_word([&](int l) {
-    return std::fabs(a.v[l]) < 0x1p31f ? static_cast<int32_t>(a.v[l]) : INT32_MIN;
-  });
+  return emulation::each_word(
+      [&](int l) { return std::fabs(a.v[l]) < 0x1p31f ? static_cast<int32_t>(a.v[l]) : INT32_MIN; });
 }
 inline __m512 _mm512_castsi512_ps(__m512i a) { return std::bit_cast<__m512>(a); }
 inline __m512i _mm512_castps_si512(__m512 a) { return std::bit_cast<__m512i>(a); }
-inline __m256 _mm512_castps512_ps256(__m512 a) { return emulation::lanes<__m256>([&](int l) { return a.v[l]; }); }
+inline __m256 _mm512_castps512_ps256(__m512 a) {
+  return emulation::lanes<__m256>([&](int l) { return a.v[l]; });
+}
 inline __m256 _mm512_extractf32x8_ps(__m512 a, int half) {
   return emulation::lanes<__m256>([&](int l) { return a.v[8 * half + l]; });
 }
-inline __m128 _mm256_castps256_ps128(__m256 a) { return emulation::lanes<__m128>([&](int l) { return a.v[l]; }); }
+inline __m128 _mm256_castps256_ps128(__m256 a) {
+  return emulation::lanes<__m128>([&](int l) { return a.v[l]; });
+}
 inline __m128 _mm256_extractf128_ps(__m256 a, int half) {
   return emulation::lanes<__m128>([&](int l) { return a.v[4 * half + l]; });
 }
-inline __m512 _mm512_add_ps(__m512 a, __m512 b) { return emulation::each([&](int l) { return a.v[l] + b.v[l]; }); }
+inline __m512 _mm512_add_ps(__m512 a, __m512 b) {
+  return emulation::each([&](int l) { return a.v[l] + b.v[l]; });
+}
 inline __m256 _mm256_add_ps(__m256 a, __m256 b) {
   return emulation::lanes<__m256>([&](int l) { return a.v[l] + b.v[l]; });
 }
@@ -164,13 +187,21 @@ inline __m128 _mm_shuffle_ps(__m128 a, __m128 b, int control) {
   return {{a.v[control & 3], a.v[control >> 2 & 3], b.v[control >> 4 & 3], b.v[control >> 6 & 3]}};
 }
 inline float _mm_cvtss_f32(__m128 a) { return a.v[0]; }
-inline __m512 _mm512_sub_ps(__m512 a, __m512 b) { return emulation::each([&](int l) { return a.v[l] - b.v[l]; }); }
-inline __m512 _mm512_mul_ps(__m512 a, __m512 b) { return emulation::each([&](int l) { return a.v[l] * b.v[l]; }); }
-inline __m512 _mm512_div_ps(__m512 a, __m512 b) { return emulation::each([&](int l) { return a.v[l] / b.v[l]; }); }
+inline __m512 _mm512_sub_ps(__m512 a, __m512 b) {
+  return emulation::each([&](int l) { return a.v[l] - b.v[l]; });
+}
+inline __m512 _mm512_mul_ps(__m512 a, __m512 b) {
+  return emulation::each([&](int l) { return a.v[l] * b.v[l]; });
+}
+inline __m512 _mm512_div_ps(__m512 a, __m512 b) {
+  return emulation::each([&](int l) { return a.v[l] / b.v[l]; });
+}
 inline __m512 _mm512_fmadd_ps(__m512 a, __m512 b, __m512 c) {
   return emulation::each([&](int l) { return std::fma(a.v[l], b.v[l], c.v[l]); });
 }
-inline __m512 _mm512_abs_ps(__m512 a) { return emulation::each([&](int l) { return std::fabs(a.v[l]); }); }
+inline __m512 _mm512_abs_ps(__m512 a) {
+  return emulation::each([&](int l) { return std::fabs(a.v[l]); });
+}
 inline __m512 _mm512_roundscale_ps(__m512 a, int) {
   return emulation::each([&](int l) { return std::nearbyint(a.v[l]); });
 }

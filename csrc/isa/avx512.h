@@ -100,7 +100,8 @@ struct Isa {
   }
 
 #ifndef HEADRACE_AVX512BF16
-  // The halves of sixteen bf16 pairs: dot_bf16 is fma(odd, x1, fma(even, x0, acc)). Offered where that is how it is done.
+  // The halves of sixteen bf16 pairs: dot_bf16 is fma(odd, x1, fma(even, x0, acc)). Offered where that is how it is
+  // done.
   static F even_bf16(const uint16_t* w) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_loadu_si512(w), 16)); }
   static F odd_bf16(const uint16_t* w) {
     const __m512i high = _mm512_set1_epi32(static_cast<int32_t>(0xffff0000u));

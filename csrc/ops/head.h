@@ -177,7 +177,7 @@ class Head {
     const int64_t groups = a.k / kGroup;
     // place_rows gives every member; the product reads those of its layout.
     a.f32 += i * a.k, a.bf16 += i * a.k, a.q8 += i * a.k, a.scales += i * groups, a.sums += i * groups;
-    a.offsets += i * groups;
+    a.offsets += i * groups, a.has_second += i;
     return a;
   }
 

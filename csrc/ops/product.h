@@ -17,11 +17,14 @@ struct Activations {
   int64_t k = 0;
   const float* f32 = nullptr;      // F32: [rows][k]; BF16 where the instruction set wants it so: rounded to bf16
   const uint16_t* bf16 = nullptr;  // BF16: [rows][k]
-  const int8_t* q8 = nullptr;      // Q8, Q4, Q4M: [rows][k], each group of 32 with its own scale
-  const float* scales = nullptr;   // [rows][k / 32]
-  const int32_t* sums = nullptr;   // [rows][k / 32], sums of q8 over the group
-  const float* offsets = nullptr;  // [rows][k / 32], what the weights' zero point takes: Q4 8 · sum, Q4M scale · sum
-  uint8_t* tile = nullptr;         // this thread's own, unpacked_bytes(k)
+  // Q8, Q4, Q4M. Row `rows + r` of each holds the second term of row r, in the groups that have one (prologue.h).
+  int64_t rows = 0;
+  const int8_t* q8 = nullptr;           // [2 · rows][k], each group of 32 with its own scale
+  const float* scales = nullptr;        // [2 · rows][k / 32]
+  const int32_t* sums = nullptr;        // [2 · rows][k / 32], sums of q8 over the group
+  const float* offsets = nullptr;       // [2 · rows][k / 32], what the zero point takes: Q4 8 · sum, Q4M scale · sum
+  const uint8_t* has_second = nullptr;  // [k / 32][rows], 1 where the row's group has a second term
+  uint8_t* tile = nullptr;              // this thread's own, unpacked_bytes(k)
 };
 
 // Instruction sets without a bf16 product read the rounded rows as f32.
@@ -111,28 +114,47 @@ template <class Isa, Layout kLayout, int M, bool kIsUnpacked>
   } else {
     const int8_t* q = a.q8 + row * k;
     const int64_t first = row * groups;
+    // The integers of one group of `count` rows, from row `at` of this tile on.
+    const auto group = [&]<int kRows>(const uint8_t* w, int64_t g, int64_t at, typename Isa::I(&dot)[kRows]) {
+      if constexpr (kIsUnpacked) {
+        Isa::template group_u4<kRows>(w + 2 * kLanes * 4, q + at * k + g * kGroup, k, dot);
+      } else if constexpr (kLayout == Layout::kQ8) {
+        int32_t sums[kRows];
+        for (int m = 0; m < kRows; ++m) sums[m] = a.sums[first + (at + m) * groups + g];
+        Isa::template group_q8<kRows>(w + 2 * kLanes, q + at * k + g * kGroup, k, sums, dot);
+      } else {
+        constexpr int kHalves = kLayout == Layout::kQ4m ? 2 : 1;
+        Isa::template group_q4<kRows>(w + 2 * kHalves * kLanes, q + at * k + g * kGroup, k, dot);
+      }
+    };
     for (int64_t g = 0; g < groups; ++g) {
+      const uint8_t* w = tile + g * (kIsUnpacked ? kUnpackedGroup : group_bytes(kLayout));
       typename Isa::I dot[M];
+      group.template operator()<M>(w, g, 0, dot);
       F scale, min = Isa::zero();
       if constexpr (kIsUnpacked) {
-        const uint8_t* w = tile + g * kUnpackedGroup;
-        Isa::template group_u4<M>(w + 2 * kLanes * 4, q + g * kGroup, k, dot);
         scale = Isa::load(reinterpret_cast<const float*>(w));
         if constexpr (kLayout == Layout::kQ4m) min = Isa::load(reinterpret_cast<const float*>(w) + kLanes);
       } else {
-        const uint8_t* w = tile + g * group_bytes(kLayout);
-        if constexpr (kLayout == Layout::kQ8) {
-          int32_t sums[M];
-          for (int m = 0; m < M; ++m) sums[m] = a.sums[first + m * groups + g];
-          Isa::template group_q8<M>(w + 2 * kLanes, q + g * kGroup, k, sums, dot);
-        } else {
-          Isa::template group_q4<M>(w + (kLayout == Layout::kQ4m ? 4 : 2) * kLanes, q + g * kGroup, k, dot);
-        }
         scale = Isa::load_f16(reinterpret_cast<const uint16_t*>(w));
         if constexpr (kLayout == Layout::kQ4m) min = Isa::load_f16(reinterpret_cast<const uint16_t*>(w) + kLanes);
       }
       for (int m = 0; m < M; ++m) {
         acc[m] = add_group<Isa, kLayout>(acc[m], dot[m], scale, min, a, first + m * groups + g);
+      }
+      uint8_t has_second[8] = {};
+      static_assert(M <= 8);
+      std::memcpy(has_second, a.has_second + g * a.rows + row, M);
+      uint64_t any;
+      std::memcpy(&any, has_second, sizeof any);
+      if (any == 0) [[likely]]
+        continue;
+#pragma GCC unroll 8
+      for (int m = 0; m < M; ++m) {
+        if (has_second[m] == 0) continue;
+        typename Isa::I second[1];
+        group.template operator()<1>(w, g, a.rows + m, second);
+        acc[m] = add_group<Isa, kLayout>(acc[m], second[0], scale, min, a, first + (a.rows + m) * groups + g);
       }
     }
   }

@@ -80,6 +80,12 @@ class StepOutput:
     logits: F32
 
 
+OUTLIER = np.float32(1.5)
+"""A group whose largest element is over this multiple of the row's mean of such maxima has a second term."""
+SECOND_STEPS = np.float32(254)
+"""Steps of the second term within one step of the first."""
+
+
 @dataclass(frozen=True, slots=True)
 class Quantised:
     """Rows as integer products take them: per 32 a scale, eight-bit integers, and their sum."""
@@ -87,13 +93,15 @@ class Quantised:
     integers: F32  # [R, k], whole numbers in −127..127
     scales: F32  # [R, k/32]
     sums: F32  # [R, k/32], whole numbers
+    is_present: NDArray[np.bool_]  # [R, k/32]
 
 
-def quantise(rows: F32) -> Quantised:
-    """Returns activations quantised per 32: q = round(x · 127/amax), scale = amax/127.
+def quantise(rows: F32) -> tuple[Quantised, Quantised]:
+    """Returns activations quantised per 32, and the second term of the groups that have one.
 
-    A group so small that 127/amax is not finite becomes zeros. A group that holds NaN or infinity gets a NaN scale,
-    which spoils every product of its row.
+    First term: q = round(x · 127/amax), scale = amax/127. A group so small that 127/amax is not finite becomes zeros.
+    A group that holds NaN or infinity gets a NaN scale, which spoils every product of its row. Second term: what
+    rounding left, in steps of scale/254, where amax · groups > 1.5 · Σ amax (summed in order).
     """
     groups = rows.reshape(len(rows), -1, GROUP)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
@@ -101,9 +109,19 @@ def quantise(rows: F32) -> Quantised:
         inverse = np.float32(127) / amax
         is_poisoned = ~np.isfinite(groups).all(axis=2)
         is_zero = is_poisoned | ~np.isfinite(inverse)
-        integers = np.where(is_zero[:, :, None], np.float32(0), np.rint(groups * inverse[:, :, None]))
+        scaled = np.where(is_zero[:, :, None], np.float32(0), groups * inverse[:, :, None])
+        integers = np.rint(scaled)
         scales = np.where(is_poisoned, np.float32(np.nan), amax / np.float32(127))
-    return Quantised(f32(integers).reshape(rows.shape), f32(scales), f32(integers.sum(axis=2)))
+        total = np.cumsum(amax, axis=1, dtype=np.float32)[:, -1:]
+        has_second = ~is_zero & (amax * np.float32(groups.shape[1]) > OUTLIER * total)
+    seconds = np.rint((scaled - integers) * SECOND_STEPS)
+    first = Quantised(
+        f32(integers).reshape(rows.shape), f32(scales), f32(integers.sum(axis=2)), np.ones_like(has_second)
+    )
+    second = Quantised(
+        f32(seconds).reshape(rows.shape), f32(scales / SECOND_STEPS), f32(seconds.sum(axis=2)), has_second
+    )
+    return first, second
 
 
 def rms_norm(rows: F32, weight: F32 | None, eps: float) -> F32:
@@ -126,16 +144,18 @@ def product(rows: F32, weight: Numbers) -> F32:
         for i in range(k):
             acc = fma(inputs[:, i : i + 1], weight.values[:, i], acc)
         return acc
-    a = quantise(rows)
+    terms = quantise(rows)
     offset = np.float32(8 if weight.layout is Layout.Q4 else 0)
     for g in range(k // GROUP):
         part = slice(g * GROUP, (g + 1) * GROUP)
-        # Whole numbers below 2²⁴: exact in float32 in any order.
-        integer = a.integers[:, part] @ (weight.values[:, part] + offset).T
-        sums = a.sums[:, g : g + 1]
-        acc = fma(integer - offset * sums, weight.scales[:, g] * a.scales[:, g : g + 1], acc)
-        if weight.layout is Layout.Q4M:
-            acc = fma(weight.mins[:, g], a.scales[:, g : g + 1] * sums, acc)
+        for a in terms:
+            # Whole numbers below 2²⁴: exact in float32 in any order.
+            integer = a.integers[:, part] @ (weight.values[:, part] + offset).T
+            scales, sums = a.scales[:, g : g + 1], a.sums[:, g : g + 1]
+            added = fma(integer - offset * sums, weight.scales[:, g] * scales, acc)
+            if weight.layout is Layout.Q4M:
+                added = fma(weight.mins[:, g], scales * sums, added)
+            acc = np.where(a.is_present[:, g : g + 1], added, acc)
     return acc
 
 

@@ -98,7 +98,7 @@ def test_quantised_activations_reach_127_in_every_group() -> None:
     rows = np.random.default_rng(0).standard_normal((3, 64)).astype(np.float32)
     rows[1, :32] = 0
 
-    q = quantise(rows)
+    q, _ = quantise(rows)
 
     assert q.scales.shape == (3, 2)
     np.testing.assert_array_equal(np.abs(q.integers).reshape(3, 2, 32).max(2), [[127, 127], [0, 127], [127, 127]])
@@ -106,12 +106,25 @@ def test_quantised_activations_reach_127_in_every_group() -> None:
     assert np.abs(q.integers * np.repeat(q.scales, 32, 1) - rows).max() <= np.abs(rows).max() / 254 * (1 + 2**-20)
 
 
+def test_group_that_stands_out_gets_a_second_term_and_others_do_not() -> None:
+    rows = np.random.default_rng(0).uniform(-1, 1, (2, 128)).astype(np.float32)
+    rows[0, 70] = 40
+
+    first, second = quantise(rows)
+
+    assert second.is_present.tolist() == [[False, False, True, False], [False] * 4]
+    value = first.integers * np.repeat(first.scales, 32, 1) + second.integers * np.repeat(second.scales, 32, 1)
+    # Half a step of 40 / 127 / 254, and one rounding of numbers up to 40.
+    assert np.abs(value - rows)[0, 64:96].max() <= 40 / 127 / 254 / 2 + 40 * 2**-23
+    assert np.abs(second.integers).max() <= 127
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_group_that_is_not_finite_poisons_its_row(bad: float) -> None:
     rows = np.ones((2, 64), np.float32)
     rows[0, 40] = bad
 
-    q = quantise(rows)
+    q, _ = quantise(rows)
 
     assert np.isnan(q.scales[0, 1])
     assert np.isfinite(q.scales[1]).all()
