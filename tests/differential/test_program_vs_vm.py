@@ -5,7 +5,9 @@ rounding per operation), but for two things with a derived bound:
     log-probabilities   the VM sums exponentials in float32, sixteen lanes, blocks of 128, then in float64: at most
                         2 + 8 + 4 roundings and exponentials within 2⁻²² give 2⁻¹⁹ relative in the sum, hence absolute
                         in its logarithm; the results are float32 of magnitude up to 16 (2⁻²⁰ more)
-    avx512bf16          its product instruction flushes denormals: bf16 products within 2⁻¹⁰⁰ absolute
+    avx512bf16          its product instruction adds a pair in another order: one rounding (2⁻²⁴) a pair, which may tip
+                        the bf16 rounding of an activation (2⁻⁸ of it). Rows agree within 2⁻⁵ of their largest element,
+                        log-probabilities within 2⁻⁴; chosen tokens are not compared, they may tip too
 """
 
 from collections.abc import Sequence
@@ -26,6 +28,8 @@ from headrace.testing.random_programs import Conversation, Packed, aligned, rand
 BLOCKS = 40
 MAX_ROWS = 80
 LOGPROB_BOUND = 2**-19 + 2**-20
+BF16_ROW_BOUND = 2**-5
+BF16_LOGPROB_BOUND = 2**-4
 ISAS = available_isas()
 LAYOUTS = {
     "f32": [Layout.F32],
@@ -41,6 +45,7 @@ class Pair:
     """The same program, weights and pool, in the VM and in the reference."""
 
     def __init__(self, spec: ModelSpec, weights: Sequence[Packed], kv_type: KvType, isa: str, threads: int) -> None:
+        self.is_exact = isa != "avx512bf16" or kv_type is KvType.F32
         self.program: Program = build_program(spec)
         self.encoded = encode(self.program, MAX_ROWS)
         verify(self.program)
@@ -74,6 +79,14 @@ class Pair:
             num_records=num_records,
         )
 
+    def same(self, ours: np.ndarray, wanted: np.ndarray, where: str) -> None:
+        """Equal to the bit, or within the bound of the bf16 instruction."""
+        if self.is_exact:
+            np.testing.assert_array_equal(ours, wanted, err_msg=where)
+        else:
+            bound = BF16_ROW_BOUND * np.abs(wanted).max(initial=0)
+            np.testing.assert_allclose(ours, wanted, rtol=0, atol=bound, err_msg=where)
+
     def compare(self, step: StepInput) -> None:
         """Runs the step up to every instruction in turn, and compares what it wrote; then the pages, then the head."""
 
@@ -83,7 +96,7 @@ class Pair:
                 bound = self.encoded.buffer(self.program.buffers[index].name)
                 ours = self.vm.read_buffer(bound.offset, len(step.tokens), bound.width)
                 where = f"instruction {number} {item.opcode.name}"
-                np.testing.assert_array_equal(ours, self.reference.buffers[index], err_msg=where)
+                self.same(ours, self.reference.buffers[index], where)
 
         wanted = self.reference.step(step, max_top=20, after=written)
         self.compare_pages(step)
@@ -99,12 +112,17 @@ class Pair:
                     for head in range(self.program.spec.kv_heads):
                         keys = self.vm.read_keys(layer, block, head)[:used]
                         values = self.vm.read_values(layer, block, head)[:used]
-                        np.testing.assert_array_equal(keys, self.reference.keys[layer, block, head, :used])
-                        np.testing.assert_array_equal(values, self.reference.values[layer, block, head, :used])
+                        self.same(keys, self.reference.keys[layer, block, head, :used], "keys")
+                        self.same(values, self.reference.values[layer, block, head, :used], "values")
 
     def compare_head(self, step: StepInput, wanted: StepOutput) -> None:
         """Compares what the head says."""
         results, top_ids, top_logprobs = self.vm_step(step)
+        if not self.is_exact:
+            np.testing.assert_array_equal(results["status"], wanted.results["status"])
+            close = {"rtol": 0, "atol": BF16_LOGPROB_BOUND}
+            np.testing.assert_allclose(results["logsumexp"], wanted.results["logsumexp"], **close)
+            return
         for name in ("status", "token", "num_top"):
             np.testing.assert_array_equal(results[name], wanted.results[name], err_msg=name)
         np.testing.assert_allclose(results["logsumexp"], wanted.results["logsumexp"], rtol=0, atol=LOGPROB_BOUND)
