@@ -101,9 +101,7 @@ def test_a_ragged_batch_agrees_with_a_float64_softmax(shape: Shape, kv_type: KvT
 
 
 @pytest.mark.parametrize("kv_type", list(KvType), ids=lambda kind: kind.name)
-@pytest.mark.parametrize(
-    ("window", "softcap"), [(0, 0.0), (1, 0.0), (31, 0.0), (32, 0.0), (513, 0.0), (100, 2.0), (0, 1.5)]
-)
+@pytest.mark.parametrize(("window", "softcap"), [(0, 0.0), (1, 0.0), (32, 0.0), (513, 0.0), (100, 2.0)])
 def test_long_contexts_windows_and_caps_agree_with_a_float64_softmax(
     window: int, softcap: float, kv_type: KvType
 ) -> None:
@@ -137,14 +135,15 @@ def run_in_chunks(
 @pytest.mark.parametrize("kv_type", list(KvType), ids=lambda kind: kind.name)
 def test_chunking_and_threads_leave_every_bit_alone(kv_type: KvType, window: int, isa: str) -> None:
     shape = Shape(6, 2, 32)
-    length = 1100 if isa != "scalar" else 600
+    is_slow = isa == "scalar"
+    length = 560 if is_slow else 1100
     table = random_table(shape, length)
     chunkings = [[0, length], [0, 1, 2, 35, 64, 511, 512, 513, length], [*range(0, length, 97), length]]
 
     runs = [
         run_in_chunks(table, shape, cuts, threads=threads, kv_type=kv_type, isa=isa, window=window)
         for cuts in chunkings
-        for threads in (1, 2, 3)
+        for threads in ((1, 2) if is_slow else (1, 2, 3))
     ]
 
     for run in runs[1:]:
