@@ -120,7 +120,7 @@ async def test_killed_worker_ends_every_stream_with_an_error_and_comes_back(own_
         assert json.loads(stream.frames()[-1])["error"]["code"] == "worker_lost"
         assert 'finish_reason":"' not in stream.heard.decode()
         assert stream.ended_at_s - killed_at_s < 1.0
-    assert is_gone(worker)
+    await asyncio.to_thread(until, lambda: is_gone(worker))
     await asyncio.to_thread(until, lambda: works(own_server))
     assert pid_of(own_server, "front-0") == front
     assert children(own_server)["worker-0"].restarts == 1
@@ -137,7 +137,7 @@ def test_stopped_worker_is_not_ready_then_replaced(own_server: Any) -> None:
     assert own_server.get("/livez").status == 200
     assert not_ready_s < 6.0  # five, and the heartbeat that had just come
     assert replaced_s < 15.0
-    assert is_gone(worker)
+    until(lambda: is_gone(worker))
     until(lambda: works(own_server))
 
 
