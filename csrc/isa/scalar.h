@@ -37,8 +37,12 @@ struct Isa {
   // Rows of one register tile of the product kernels.
   static constexpr int kTileRows = 4;
 
-  struct F { float v[kLanes]; };    // sixteen f32
-  struct I { int32_t v[kLanes]; };  // sixteen i32
+  struct F {
+    float v[kLanes];
+  };  // sixteen f32
+  struct I {
+    int32_t v[kLanes];
+  };  // sixteen i32
 
   template <typename Fn>
   static F map(Fn fn) {
@@ -48,39 +52,74 @@ struct Isa {
   }
 
   static F zero() { return set1(0.0f); }
-  static F set1(float x) { return map([&](int) { return x; }); }
-  static F load(const float* p) { return map([&](int l) { return p[l]; }); }
-  static F load_n(const float* p, int n) { return map([&](int l) { return l < n ? p[l] : 0.0f; }); }
+  static F set1(float x) {
+    return map([&](int) { return x; });
+  }
+  static F load(const float* p) {
+    return map([&](int l) { return p[l]; });
+  }
+  static F load_n(const float* p, int n) {
+    return map([&](int l) { return l < n ? p[l] : 0.0f; });
+  }
   static void store(float* p, F a) { std::memcpy(p, a.v, sizeof a.v); }
   static void store_n(float* p, F a, int n) { std::memcpy(p, a.v, sizeof(float) * static_cast<size_t>(n)); }
-  static F load_f16(const uint16_t* p) { return map([&](int l) { return f16_to_f32(p[l]); }); }
-  static F load_bf16(const uint16_t* p) { return map([&](int l) { return bf16_to_f32(p[l]); }); }
-  static void store_bf16(uint16_t* p, F a) { for (int l = 0; l < kLanes; ++l) p[l] = f32_to_bf16(a.v[l]); }
-  static F add(F a, F b) { return map([&](int l) { return a.v[l] + b.v[l]; }); }
-  static F sub(F a, F b) { return map([&](int l) { return a.v[l] - b.v[l]; }); }
-  static F mul(F a, F b) { return map([&](int l) { return a.v[l] * b.v[l]; }); }
-  static F div(F a, F b) { return map([&](int l) { return a.v[l] / b.v[l]; }); }
-  static F fma(F a, F b, F c) { return map([&](int l) { return std::fma(a.v[l], b.v[l], c.v[l]); }); }  // a·b + c
+  static F load_f16(const uint16_t* p) {
+    return map([&](int l) { return f16_to_f32(p[l]); });
+  }
+  static F load_bf16(const uint16_t* p) {
+    return map([&](int l) { return bf16_to_f32(p[l]); });
+  }
+  static void store_bf16(uint16_t* p, F a) {
+    for (int l = 0; l < kLanes; ++l) p[l] = f32_to_bf16(a.v[l]);
+  }
+  static F add(F a, F b) {
+    return map([&](int l) { return a.v[l] + b.v[l]; });
+  }
+  static F sub(F a, F b) {
+    return map([&](int l) { return a.v[l] - b.v[l]; });
+  }
+  static F mul(F a, F b) {
+    return map([&](int l) { return a.v[l] * b.v[l]; });
+  }
+  static F div(F a, F b) {
+    return map([&](int l) { return a.v[l] / b.v[l]; });
+  }
+  static F fma(F a, F b, F c) {
+    return map([&](int l) { return std::fma(a.v[l], b.v[l], c.v[l]); });
+  }  // a·b + c
   // As x86: when either is NaN the second operand is returned.
-  static F max(F a, F b) { return map([&](int l) { return a.v[l] > b.v[l] ? a.v[l] : b.v[l]; }); }
-  static F min(F a, F b) { return map([&](int l) { return a.v[l] < b.v[l] ? a.v[l] : b.v[l]; }); }
-  static F abs(F a) { return map([&](int l) { return std::fabs(a.v[l]); }); }
-  static F round(F a) { return map([&](int l) { return std::nearbyintf(a.v[l]); }); }  // to nearest even
+  static F max(F a, F b) {
+    return map([&](int l) { return a.v[l] > b.v[l] ? a.v[l] : b.v[l]; });
+  }
+  static F min(F a, F b) {
+    return map([&](int l) { return a.v[l] < b.v[l] ? a.v[l] : b.v[l]; });
+  }
+  static F abs(F a) {
+    return map([&](int l) { return std::fabs(a.v[l]); });
+  }
+  static F round(F a) {
+    return map([&](int l) { return std::nearbyintf(a.v[l]); });
+  }  // to nearest even
   // a · 2^n for integral n in [-126, 127] held as float.
   static F scale2(F a, F n) {
     return map([&](int l) { return a.v[l] * std::bit_cast<float>((static_cast<int32_t>(n.v[l]) + 127) << 23); });
   }
-  static F to_float(I a) { return map([&](int l) { return static_cast<float>(a.v[l]); }); }
+  static F to_float(I a) {
+    return map([&](int l) { return static_cast<float>(a.v[l]); });
+  }
   static uint32_t greater(F a, F b) {  // bit l: a > b (false for NaN)
     uint32_t mask = 0;
     for (int l = 0; l < kLanes; ++l) mask |= uint32_t{a.v[l] > b.v[l]} << l;
     return mask;
   }
   // Lane l takes b where bit l of mask is set, else a.
-  static F blend(uint32_t mask, F a, F b) { return map([&](int l) { return (mask >> l) & 1 ? b.v[l] : a.v[l]; }); }
+  static F blend(uint32_t mask, F a, F b) {
+    return map([&](int l) { return (mask >> l) & 1 ? b.v[l] : a.v[l]; });
+  }
   // Reductions in one fixed tree: lane l with lane l+8, then l+4, l+2, l+1.
   static float reduce_add(F a) {
-    for (int half = kLanes / 2; half > 0; half /= 2) for (int l = 0; l < half; ++l) a.v[l] += a.v[l + half];
+    for (int half = kLanes / 2; half > 0; half /= 2)
+      for (int l = 0; l < half; ++l) a.v[l] += a.v[l + half];
     return a.v[0];
   }
   static float reduce_max(F a) {
@@ -93,9 +132,8 @@ struct Isa {
   // w: [16][2] bf16. x: two bf16, the even one in the low half.
   static F dot_bf16(F acc, const uint16_t* w, uint32_t x) {
     const float x0 = bf16_to_f32(static_cast<uint16_t>(x)), x1 = bf16_to_f32(static_cast<uint16_t>(x >> 16));
-    return map([&](int l) {
-      return std::fma(bf16_to_f32(w[2 * l + 1]), x1, std::fma(bf16_to_f32(w[2 * l]), x0, acc.v[l]));
-    });
+    return map(
+        [&](int l) { return std::fma(bf16_to_f32(w[2 * l + 1]), x1, std::fma(bf16_to_f32(w[2 * l]), x0, acc.v[l])); });
   }
 
   // Exact integer products of one group of 32 for sixteen columns and M rows (row stride `stride` bytes).

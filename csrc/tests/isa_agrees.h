@@ -127,7 +127,8 @@ struct Agreement {
     Isa::template group_q8<M>(w.data(), a.data(), kStride, sums, got);
     Ref::template group_q8<M>(w.data(), a.data(), kStride, sums, want);
     for (int m = 0; m < M; ++m) same("group_q8", Isa::to_float(got[m]), Ref::to_float(want[m]));
-    if (is_extreme) for (uint8_t& value : w) value = random.next() & 1 ? 0xff : 0x0f;
+    if (is_extreme)
+      for (uint8_t& value : w) value = random.next() & 1 ? 0xff : 0x0f;
     Isa::template group_q4<M>(w.data(), a.data(), kStride, got);
     Ref::template group_q4<M>(w.data(), a.data(), kStride, want);
     for (int m = 0; m < M; ++m) same("group_q4", Isa::to_float(got[m]), Ref::to_float(want[m]));
