@@ -171,23 +171,13 @@ class Head {
 
   // --- logits --------------------------------------------------------------------------------------------------------
 
-  // One prepared row as if it were the first.
-  Activations from_row(int32_t i) const {
-    Activations a = input_;
-    const int64_t groups = a.k / kGroup;
-    // place_rows gives every member; the product reads those of its layout.
-    a.f32 += i * a.k, a.bf16 += i * a.k, a.q8 += i * a.k, a.scales += i * groups, a.sums += i * groups;
-    a.offsets += i * groups, a.has_second += i;
-    return a;
-  }
-
   // Logits of column tiles [tiles.start, tiles.stop) for rows [first, first + count), to [count][stride] floats.
   // Columns that do not exist are -inf.
   void logits(int32_t first, int32_t count, Range tiles, float* to, int64_t stride) const {
     const F scale = Isa::set1(record_.scale);
     const float cap = record_.softcap;
     sweep<Isa, 1>(
-        weight_, from_row(first), count, tiles, [](int64_t tile, int) { return tile; },
+        weight_, input_.from_row(first), count, tiles, [](int64_t tile, int) { return tile; },
         [&](int64_t tile, int32_t row, const F(&y)[1]) {
           F x = Isa::mul(y[0], scale);
           if (cap > 0.0f) x = Math<Isa>::soft_cap(x, cap);

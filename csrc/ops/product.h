@@ -1,7 +1,7 @@
 // Products of prepared rows with a packed weight: the inner loops of LINEAR, QKV and HEAD.
 //
-// One accumulator per column, groups in K order, the same operations whatever the number of rows: a row's result is
-// bit-identical alone, in a batch, in any chunk and on any thread.
+// One accumulator per column: groups in K order, then the second terms in K order. The same operations whatever the
+// number of rows: a row's result is bit-identical alone, in a batch, in any chunk and on any thread.
 #pragma once
 
 #include <algorithm>
@@ -19,12 +19,23 @@ struct Activations {
   const uint16_t* bf16 = nullptr;  // BF16: [rows][k]
   // Q8, Q4, Q4M. Row `rows + r` of each holds the second term of row r, in the groups that have one (prologue.h).
   int64_t rows = 0;
-  const int8_t* q8 = nullptr;           // [2 · rows][k], each group of 32 with its own scale
-  const float* scales = nullptr;        // [2 · rows][k / 32]
-  const int32_t* sums = nullptr;        // [2 · rows][k / 32], sums of q8 over the group
-  const float* offsets = nullptr;       // [2 · rows][k / 32], what the zero point takes: Q4 8 · sum, Q4M scale · sum
-  const uint8_t* has_second = nullptr;  // [k / 32][rows], 1 where the row's group has a second term
-  uint8_t* tile = nullptr;              // this thread's own, unpacked_bytes(k)
+  const int8_t* q8 = nullptr;            // [2 · rows][k], each group of 32 with its own scale
+  const float* scales = nullptr;         // [2 · rows][k / 32]
+  const int32_t* sums = nullptr;         // [2 · rows][k / 32], sums of q8 over the group
+  const float* offsets = nullptr;        // [2 · rows][k / 32], what the zero point takes: Q4 8 · sum, Q4M scale · sum
+  const int32_t* num_seconds = nullptr;  // [rows]
+  const int32_t* seconds = nullptr;      // [rows][k / 32], the num_seconds groups that have a second term, ascending
+  uint8_t* tile = nullptr;               // this thread's own, unpacked_bytes(k)
+
+  // The rows from `row` on.
+  Activations from_row(int64_t row) const {
+    Activations a = *this;
+    const int64_t groups = k / kGroup;
+    a.f32 += row * k, a.bf16 += row * k, a.q8 += row * k;
+    a.scales += row * groups, a.sums += row * groups, a.offsets += row * groups;
+    a.num_seconds += row, a.seconds += row * groups;
+    return a;
+  }
 };
 
 // Instruction sets without a bf16 product read the rounded rows as f32.
@@ -81,6 +92,48 @@ inline typename Isa::F add_group(typename Isa::F acc, typename Isa::I dot, typen
   return acc;
 }
 
+// acc[m] + the products of sixteen columns with M rows over group `g` of a tile. `q` are the integers of the first row;
+// `index` is where its scale, sum and offset stand.
+template <class Isa, Layout kLayout, bool kIsUnpacked, int M>
+[[gnu::always_inline]] inline void add_groups(const uint8_t* tile, int64_t g, const int8_t* q, const Activations& a,
+                                              int64_t index, typename Isa::F (&acc)[M]) {
+  using F = typename Isa::F;
+  constexpr bool kHasMin = kLayout == Layout::kQ4m;
+  const int64_t k = a.k, groups = k / kGroup;
+  const uint8_t* w = tile + g * (kIsUnpacked ? kUnpackedGroup : group_bytes(kLayout));
+  typename Isa::I dot[M];
+  F scale, min = Isa::zero();
+  if constexpr (kIsUnpacked) {
+    Isa::template group_u4<M>(w + 2 * kLanes * 4, q, k, dot);
+    scale = Isa::load(reinterpret_cast<const float*>(w));
+    if constexpr (kHasMin) min = Isa::load(reinterpret_cast<const float*>(w) + kLanes);
+  } else {
+    if constexpr (kLayout == Layout::kQ8) {
+      int32_t sums[M];
+      for (int m = 0; m < M; ++m) sums[m] = a.sums[index + m * groups];
+      Isa::template group_q8<M>(w + 2 * kLanes, q, k, sums, dot);
+    } else {
+      Isa::template group_q4<M>(w + (kHasMin ? 4 : 2) * kLanes, q, k, dot);
+    }
+    scale = Isa::load_f16(reinterpret_cast<const uint16_t*>(w));
+    if constexpr (kHasMin) min = Isa::load_f16(reinterpret_cast<const uint16_t*>(w) + kLanes);
+  }
+  for (int m = 0; m < M; ++m) acc[m] = add_group<Isa, kLayout>(acc[m], dot[m], scale, min, a, index + m * groups);
+}
+
+// Adds the second terms of one row to its sixteen sums.
+template <class Isa, Layout kLayout, bool kIsUnpacked>
+[[gnu::noinline]] void add_seconds(const uint8_t* tile, const Activations& a, int64_t row, float* out) {
+  typename Isa::F acc[1] = {Isa::load(out)};
+  const int64_t groups = a.k / kGroup, at = a.rows + row;
+  const int32_t* seconds = a.seconds + row * groups;
+  for (int32_t i = 0; i < a.num_seconds[row]; ++i) {
+    const int64_t g = seconds[i];
+    add_groups<Isa, kLayout, kIsUnpacked, 1>(tile, g, a.q8 + at * a.k + g * kGroup, a, at * groups + g, acc);
+  }
+  Isa::store(out, acc[0]);
+}
+
 // The sixteen columns of one tile times rows row … row + M − 1. out: [M][16].
 template <class Isa, Layout kLayout, int M, bool kIsUnpacked>
 [[gnu::noinline]] void product_tile(const uint8_t* tile, const Activations& a, int64_t row, float* out) {
@@ -112,50 +165,9 @@ template <class Isa, Layout kLayout, int M, bool kIsUnpacked>
       }
     }
   } else {
-    const int8_t* q = a.q8 + row * k;
     const int64_t first = row * groups;
-    // The integers of one group of `count` rows, from row `at` of this tile on.
-    const auto group = [&]<int kRows>(const uint8_t* w, int64_t g, int64_t at, typename Isa::I(&dot)[kRows]) {
-      if constexpr (kIsUnpacked) {
-        Isa::template group_u4<kRows>(w + 2 * kLanes * 4, q + at * k + g * kGroup, k, dot);
-      } else if constexpr (kLayout == Layout::kQ8) {
-        int32_t sums[kRows];
-        for (int m = 0; m < kRows; ++m) sums[m] = a.sums[first + (at + m) * groups + g];
-        Isa::template group_q8<kRows>(w + 2 * kLanes, q + at * k + g * kGroup, k, sums, dot);
-      } else {
-        constexpr int kHalves = kLayout == Layout::kQ4m ? 2 : 1;
-        Isa::template group_q4<kRows>(w + 2 * kHalves * kLanes, q + at * k + g * kGroup, k, dot);
-      }
-    };
     for (int64_t g = 0; g < groups; ++g) {
-      const uint8_t* w = tile + g * (kIsUnpacked ? kUnpackedGroup : group_bytes(kLayout));
-      typename Isa::I dot[M];
-      group.template operator()<M>(w, g, 0, dot);
-      F scale, min = Isa::zero();
-      if constexpr (kIsUnpacked) {
-        scale = Isa::load(reinterpret_cast<const float*>(w));
-        if constexpr (kLayout == Layout::kQ4m) min = Isa::load(reinterpret_cast<const float*>(w) + kLanes);
-      } else {
-        scale = Isa::load_f16(reinterpret_cast<const uint16_t*>(w));
-        if constexpr (kLayout == Layout::kQ4m) min = Isa::load_f16(reinterpret_cast<const uint16_t*>(w) + kLanes);
-      }
-      for (int m = 0; m < M; ++m) {
-        acc[m] = add_group<Isa, kLayout>(acc[m], dot[m], scale, min, a, first + m * groups + g);
-      }
-      uint8_t has_second[8] = {};
-      static_assert(M <= 8);
-      std::memcpy(has_second, a.has_second + g * a.rows + row, M);
-      uint64_t any;
-      std::memcpy(&any, has_second, sizeof any);
-      if (any == 0) [[likely]]
-        continue;
-#pragma GCC unroll 8
-      for (int m = 0; m < M; ++m) {
-        if (has_second[m] == 0) continue;
-        typename Isa::I second[1];
-        group.template operator()<1>(w, g, a.rows + m, second);
-        acc[m] = add_group<Isa, kLayout>(acc[m], second[0], scale, min, a, first + (a.rows + m) * groups + g);
-      }
+      add_groups<Isa, kLayout, kIsUnpacked, M>(tile, g, a.q8 + row * k + g * kGroup, a, first + g, acc);
     }
   }
   for (int m = 0; m < M; ++m) Isa::store(out + m * kLanes, acc[m]);
@@ -163,7 +175,15 @@ template <class Isa, Layout kLayout, int M, bool kIsUnpacked>
 
 template <class Isa, Layout kLayout, bool kIsUnpacked, int M = Isa::kTileRows>
 inline void product_rows(int count, const uint8_t* tile, const Activations& a, int64_t row, float* out) {
-  if (count == M) return product_tile<Isa, kLayout, M, kIsUnpacked>(tile, a, row, out);
+  if (count == M) {
+    product_tile<Isa, kLayout, M, kIsUnpacked>(tile, a, row, out);
+    if constexpr (is_quantised(kLayout)) {
+      for (int m = 0; m < M; ++m) {
+        if (a.num_seconds[row + m] > 0) add_seconds<Isa, kLayout, kIsUnpacked>(tile, a, row + m, out + m * kLanes);
+      }
+    }
+    return;
+  }
   if constexpr (M > 1) product_rows<Isa, kLayout, kIsUnpacked, M - 1>(count, tile, a, row, out);
 }
 

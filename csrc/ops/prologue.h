@@ -21,7 +21,7 @@ inline constexpr int64_t kMaxTiles = 2;
 
 // Bytes that `rows` prepared rows of `k` inputs take in any form.
 static constexpr int64_t prepared_bytes(int64_t rows, int64_t k) {
-  return align_up(rows * k * 4) + 3 * align_up(2 * rows * (k / kGroup) * 4) + align_up(rows * (k / kGroup));
+  return align_up(rows * k * 4) + 4 * align_up(2 * rows * (k / kGroup) * 4) + align_up(rows * 4);
 }
 static constexpr int64_t shared_rows_bytes(const Limits& limits) {
   const int64_t rows = limits.max_rows > limits.max_outputs ? limits.max_rows : limits.max_outputs;
@@ -157,16 +157,19 @@ void prepare_row(const Prologue& p, const float* x, int64_t row, const Activatio
       const_cast<float*>(to.offsets)[group.scale - to.scales] =
           p.layout == Layout::kQ4 ? 8.0f * sum : *group.scale * sum;
     };
+    int32_t num_seconds = 0;
     for (int64_t g = 0; g < groups; ++g) {
       const GroupSlot first = slot(row, g), second = slot(to.rows + row, g);
       const float amax = *first.scale;
       const bool has_second =
           quantise_group<Isa>(normed<Isa>(p, x, g * kGroup, inverse), normed<Isa>(p, x, g * kGroup + kLanes, inverse),
                               amax, first, second, amax * static_cast<float>(groups) > limit);
-      const_cast<uint8_t*>(to.has_second)[g * to.rows + row] = has_second;
       settle(first);
-      if (has_second) settle(second);
+      if (!has_second) continue;
+      settle(second);
+      const_cast<int32_t*>(to.seconds)[row * groups + num_seconds++] = static_cast<int32_t>(g);
     }
+    const_cast<int32_t*>(to.num_seconds)[row] = num_seconds;
   }
 }
 
@@ -182,7 +185,8 @@ static inline Activations place_rows(uint8_t* memory, int64_t rows, int64_t k) {
   a.scales = reinterpret_cast<const float*>(memory);
   a.sums = reinterpret_cast<const int32_t*>(memory + groups_size);
   a.offsets = reinterpret_cast<const float*>(memory + 2 * groups_size);
-  a.has_second = memory + 3 * groups_size;
+  a.seconds = reinterpret_cast<const int32_t*>(memory + 3 * groups_size);
+  a.num_seconds = reinterpret_cast<const int32_t*>(memory + 4 * groups_size);
   return a;
 }
 

@@ -136,7 +136,7 @@ def rms_norm(rows: F32, weight: F32 | None, eps: float) -> F32:
 
 
 def product(rows: F32, weight: Numbers) -> F32:
-    """Returns rows · wᵀ, [R, n]: one accumulator per element, along K in order."""
+    """Returns rows · wᵀ, [R, n]: one accumulator per element, along K in order, second terms after all first ones."""
     n, k = weight.values.shape
     acc = np.zeros((len(rows), n), np.float32)
     if weight.layout in (Layout.F32, Layout.BF16):
@@ -146,9 +146,9 @@ def product(rows: F32, weight: Numbers) -> F32:
         return acc
     terms = quantise(rows)
     offset = np.float32(8 if weight.layout is Layout.Q4 else 0)
-    for g in range(k // GROUP):
-        part = slice(g * GROUP, (g + 1) * GROUP)
-        for a in terms:
+    for a in terms:
+        for g in range(k // GROUP):
+            part = slice(g * GROUP, (g + 1) * GROUP)
             # Whole numbers below 2²⁴: exact in float32 in any order.
             integer = a.integers[:, part] @ (weight.values[:, part] + offset).T
             scales, sums = a.scales[:, g : g + 1], a.sums[:, g : g + 1]

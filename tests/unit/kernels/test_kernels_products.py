@@ -9,7 +9,8 @@ import pytest
 from numpy.typing import NDArray
 
 from headrace.kernels import vm
-from headrace.program.opcodes import Epilogue, KvType, Layout, Norm, Opcode
+from headrace.program.interpret import quantise
+from headrace.program.opcodes import GROUP, Epilogue, KvType, Layout, Norm, Opcode
 from headrace.program.records import pack_record
 
 from .conftest import MATRIX_LAYOUTS, Product, matrix, no_outputs, unpacked
@@ -24,15 +25,16 @@ def _bf16(x: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def _activations(layout: Layout, x: NDArray[np.float32]) -> NDArray[np.float64]:
-    """What the product sees of its input, by the definition in the contract."""
+    """What the product sees of its input."""
     if layout is Layout.F32:
         return x.astype(np.float64)
     if layout is Layout.BF16:
         return _bf16(x).astype(np.float64)
-    groups = x.reshape(len(x), -1, 32)
-    amax = np.abs(groups).max(-1, keepdims=True)
-    q = np.rint(groups * (np.float32(127) / amax))
-    return (q * (amax / np.float32(127))).reshape(x.shape).astype(np.float64)
+    total = np.zeros((len(x), x.shape[1] // GROUP, GROUP))
+    for term in quantise(x):
+        values = term.integers.reshape(total.shape) * term.scales[:, :, None].astype(np.float64)
+        total += np.where(term.is_present[:, :, None], values, 0.0)
+    return total.reshape(x.shape)
 
 
 @pytest.mark.parametrize("isa", ISAS)
