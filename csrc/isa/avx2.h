@@ -198,9 +198,9 @@ struct Isa {
         _mm256_storeu_si256(out + 2, _mm256_and_si256(_mm256_srli_epi16(both, 4), mask));
       }
   }
-  // As group_q4, from unpacked nibbles.
+  // As group_q4, from unpacked nibbles and for rows at `a`.
   template <int M>
-  [[gnu::always_inline]] static void group_u4(const uint8_t* w, const int8_t* a, int64_t stride, I (&out)[M]) {
+  [[gnu::always_inline]] static void group_u4(const uint8_t* w, const int8_t* const (&a)[M], I (&out)[M]) {
     const __m256i ones = _mm256_set1_epi16(1);
     __m256i low[M], high[M];
 #pragma GCC unroll 8
@@ -208,7 +208,7 @@ struct Isa {
       const __m256i low_bytes = bytes(w + j * 64), high_bytes = bytes(w + j * 64 + 32);
 #pragma GCC unroll 4
       for (int m = 0; m < M; ++m) {
-        const __m256i x = word(a + m * stride + j * 4);
+        const __m256i x = word(a[m] + j * 4);
         const __m256i low_pairs = _mm256_maddubs_epi16(low_bytes, x), high_pairs = _mm256_maddubs_epi16(high_bytes, x);
         low[m] = j == 0 ? low_pairs : _mm256_add_epi16(low[m], low_pairs);
         high[m] = j == 0 ? high_pairs : _mm256_add_epi16(high[m], high_pairs);

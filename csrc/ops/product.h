@@ -25,7 +25,7 @@ struct Activations {
   const float* offsets = nullptr;        // [2 · rows][k / 32], what the zero point takes: Q4 8 · sum, Q4M scale · sum
   const int32_t* num_seconds = nullptr;  // [rows]
   const int32_t* seconds = nullptr;      // [rows][k / 32], the num_seconds groups that have a second term, ascending
-  uint8_t* tile = nullptr;               // this thread's own, unpacked_bytes(k)
+  uint8_t* own = nullptr;                // this thread's own memory, sweep_bytes(k)
 
   // The rows from `row` on.
   Activations from_row(int64_t row) const {
@@ -47,9 +47,58 @@ concept HasUnpacked = requires(const uint8_t* w, uint8_t* to) { Isa::unpack_q4(w
 
 // One unpacked group: scales and minimums as f32, then bytes [8][16][4].
 inline constexpr int64_t kUnpackedGroup = 2 * kLanes * 4 + kGroup * kLanes;
-static constexpr int64_t unpacked_bytes(int64_t k) { return k / kGroup * kUnpackedGroup; }
 // From this many rows on unpacking pays: it costs about what six rows of one group do.
 inline constexpr int32_t kUnpackRows = 12;
+// Rows that a weight tile meets before the next one: their sums of two tiles are 32 KiB.
+inline constexpr int32_t kChunkRows = 256;
+// Second terms of a chunk in the order of their groups. A group has one when its maximum is 1.5 times the row's mean of
+// maxima, so at most two thirds of the groups of a row do.
+struct SecondTerms {
+  int32_t* starts = nullptr;  // [k / 32 + 1], where each group's terms begin
+  int8_t* q8 = nullptr;       // [terms][32]
+  float* scales = nullptr;
+  float* offsets = nullptr;
+  uint16_t* rows = nullptr;  // of the chunk
+
+  static constexpr int64_t limit(int64_t k) { return k / kGroup * kChunkRows; }
+  static constexpr int64_t size_bytes(int64_t k) {
+    return align_up((k / kGroup + 1) * 4) + limit(k) * (kGroup + 4 + 4 + 2);
+  }
+  static SecondTerms place(uint8_t* memory, int64_t k) {
+    SecondTerms terms;
+    terms.starts = reinterpret_cast<int32_t*>(memory);
+    terms.q8 = reinterpret_cast<int8_t*>(memory + align_up((k / kGroup + 1) * 4));
+    terms.scales = reinterpret_cast<float*>(terms.q8 + limit(k) * kGroup);
+    terms.offsets = terms.scales + limit(k);
+    terms.rows = reinterpret_cast<uint16_t*>(terms.offsets + limit(k));
+    return terms;
+  }
+  // Gathers those of rows first … first + count − 1: tiles by the dozen will read them, one after the other.
+  void fill(const Activations& a, int64_t first, int32_t count) const {
+    const int64_t groups = a.k / kGroup;
+    std::fill(starts, starts + groups + 1, 0);
+    for (int64_t row = first; row < first + count; ++row)
+      for (int32_t i = 0; i < a.num_seconds[row]; ++i) ++starts[a.seconds[row * groups + i] + 1];
+    for (int64_t g = 0; g < groups; ++g) starts[g + 1] += starts[g];
+    // Each start moves to its group's end while it is filled, which is the next group's start: then all shift back.
+    for (int64_t row = first; row < first + count; ++row) {
+      for (int32_t i = 0; i < a.num_seconds[row]; ++i) {
+        const int64_t g = a.seconds[row * groups + i], from = (a.rows + row) * groups + g;
+        const int32_t to = starts[g]++;
+        std::memcpy(q8 + int64_t{to} * kGroup, a.q8 + from * kGroup, kGroup);
+        scales[to] = a.scales[from], offsets[to] = a.offsets[from];
+        rows[to] = static_cast<uint16_t>(row - first);
+      }
+    }
+    for (int64_t g = groups; g > 0; --g) starts[g] = starts[g - 1];
+    starts[0] = 0;
+  }
+};
+
+// A thread's own memory for a sweep of unpacked tiles: two tiles, their sums, and the second terms.
+static constexpr int64_t sweep_bytes(int64_t k) {
+  return 2 * (k / kGroup * kUnpackedGroup + kChunkRows * kLanes * 4) + SecondTerms::size_bytes(k);
+}
 
 static constexpr bool is_matrix(Layout layout) { return layout >= Layout::kF32 && layout <= Layout::kQ4m; }
 static constexpr bool is_quantised(Layout layout) { return layout >= Layout::kQ8; }
@@ -75,20 +124,21 @@ void unpack_tile(const uint8_t* tile, int64_t groups, uint8_t* to) {
     const auto* halves = reinterpret_cast<const uint16_t*>(tile);
     auto* floats = reinterpret_cast<float*>(to);
     Isa::store(floats, Isa::load_f16(halves));
-    if constexpr (kHasMin) Isa::store(floats + kLanes, Isa::load_f16(halves + kLanes));
+    Isa::store(floats + kLanes, kHasMin ? Isa::load_f16(halves + kLanes) : Isa::zero());
     Isa::unpack_q4(tile + (kHasMin ? 4 : 2) * kLanes, to + 2 * kLanes * 4);
   }
 }
 
-// acc + the products of sixteen columns with one row over one group: `dot` are the integers.
+// acc + the products of sixteen columns with one row over one group: `dot` are the integers, `row_scale` and `offset`
+// the row's.
 template <class Isa, Layout kLayout>
-inline typename Isa::F add_group(typename Isa::F acc, typename Isa::I dot, typename Isa::F scale, typename Isa::F min,
-                                 const Activations& a, int64_t index) {
+[[gnu::always_inline]] inline typename Isa::F add_group(typename Isa::F acc, typename Isa::I dot, typename Isa::F scale,
+                                                        typename Isa::F min, float row_scale, float offset) {
   auto sum = Isa::to_float(dot);
   // Integers below 2^24: the difference is exact in f32 too.
-  if constexpr (kLayout == Layout::kQ4) sum = Isa::sub(sum, Isa::set1(a.offsets[index]));
-  acc = Isa::fma(sum, Isa::mul(scale, Isa::set1(a.scales[index])), acc);
-  if constexpr (kLayout == Layout::kQ4m) acc = Isa::fma(min, Isa::set1(a.offsets[index]), acc);
+  if constexpr (kLayout == Layout::kQ4) sum = Isa::sub(sum, Isa::set1(offset));
+  acc = Isa::fma(sum, Isa::mul(scale, Isa::set1(row_scale)), acc);
+  if constexpr (kLayout == Layout::kQ4m) acc = Isa::fma(min, Isa::set1(offset), acc);
   return acc;
 }
 
@@ -104,7 +154,9 @@ template <class Isa, Layout kLayout, bool kIsUnpacked, int M>
   typename Isa::I dot[M];
   F scale, min = Isa::zero();
   if constexpr (kIsUnpacked) {
-    Isa::template group_u4<M>(w + 2 * kLanes * 4, q, k, dot);
+    const int8_t* rows[M];
+    for (int m = 0; m < M; ++m) rows[m] = q + m * k;
+    Isa::template group_u4<M>(w + 2 * kLanes * 4, rows, dot);
     scale = Isa::load(reinterpret_cast<const float*>(w));
     if constexpr (kHasMin) min = Isa::load(reinterpret_cast<const float*>(w) + kLanes);
   } else {
@@ -118,18 +170,21 @@ template <class Isa, Layout kLayout, bool kIsUnpacked, int M>
     scale = Isa::load_f16(reinterpret_cast<const uint16_t*>(w));
     if constexpr (kHasMin) min = Isa::load_f16(reinterpret_cast<const uint16_t*>(w) + kLanes);
   }
-  for (int m = 0; m < M; ++m) acc[m] = add_group<Isa, kLayout>(acc[m], dot[m], scale, min, a, index + m * groups);
+  for (int m = 0; m < M; ++m) {
+    const int64_t at = index + m * groups;
+    acc[m] = add_group<Isa, kLayout>(acc[m], dot[m], scale, min, a.scales[at], a.offsets[at]);
+  }
 }
 
 // Adds the second terms of one row to its sixteen sums.
-template <class Isa, Layout kLayout, bool kIsUnpacked>
+template <class Isa, Layout kLayout>
 [[gnu::noinline]] void add_seconds(const uint8_t* tile, const Activations& a, int64_t row, float* out) {
   typename Isa::F acc[1] = {Isa::load(out)};
   const int64_t groups = a.k / kGroup, at = a.rows + row;
   const int32_t* seconds = a.seconds + row * groups;
   for (int32_t i = 0; i < a.num_seconds[row]; ++i) {
     const int64_t g = seconds[i];
-    add_groups<Isa, kLayout, kIsUnpacked, 1>(tile, g, a.q8 + at * a.k + g * kGroup, a, at * groups + g, acc);
+    add_groups<Isa, kLayout, false, 1>(tile, g, a.q8 + at * a.k + g * kGroup, a, at * groups + g, acc);
   }
   Isa::store(out, acc[0]);
 }
@@ -173,29 +228,90 @@ template <class Isa, Layout kLayout, int M, bool kIsUnpacked>
   for (int m = 0; m < M; ++m) Isa::store(out + m * kLanes, acc[m]);
 }
 
+// The same for `count` rows, at most a tile of them, without their second terms.
 template <class Isa, Layout kLayout, bool kIsUnpacked, int M = Isa::kTileRows>
 inline void product_rows(int count, const uint8_t* tile, const Activations& a, int64_t row, float* out) {
-  if (count == M) {
-    product_tile<Isa, kLayout, M, kIsUnpacked>(tile, a, row, out);
-    if constexpr (is_quantised(kLayout)) {
-      for (int m = 0; m < M; ++m) {
-        if (a.num_seconds[row + m] > 0) add_seconds<Isa, kLayout, kIsUnpacked>(tile, a, row + m, out + m * kLanes);
-      }
-    }
-    return;
-  }
+  if (count == M) return product_tile<Isa, kLayout, M, kIsUnpacked>(tile, a, row, out);
   if constexpr (M > 1) product_rows<Isa, kLayout, kIsUnpacked, M - 1>(count, tile, a, row, out);
 }
 
 // Rows swept per weight tile: their prepared form stays in L2 beside the tile (192 of at least 512 KiB).
 static inline int32_t chunk_rows(Layout layout, int64_t k) {
   const int64_t row_bytes = k * (layout == Layout::kF32 ? 4 : layout == Layout::kBf16 ? 2 : 1);
-  return static_cast<int32_t>(std::clamp<int64_t>(192 * 1024 / row_bytes, 16, 256) / 8 * 8);
+  return static_cast<int32_t>(std::clamp<int64_t>(192 * 1024 / row_bytes, 16, kChunkRows) / 8 * 8);
 }
 
 // Whether tiles of this layout are unpacked when many rows meet them.
 template <class Isa, Layout kLayout>
 inline constexpr bool kUnpacks = HasUnpacked<Isa> && (kLayout == Layout::kQ4 || kLayout == Layout::kQ4m);
+
+// A sweep of one chunk of rows over tiles of nibbles: each tile is unpacked once, and the second terms of all rows are
+// added group by group, a register tile of rows at a time. Per row and column the order is that of the plain sweep.
+template <class Isa, Layout kLayout, int T>
+class UnpackedSweep {
+ public:
+  UnpackedSweep(const Activations& a, int32_t first, int32_t stop)
+      : a_(a), first_(first), rows_(stop - first), groups_(a.k / kGroup) {
+    uint8_t* at = a.own;
+    for (int t = 0; t < T; ++t) tiles_[t] = at, at += groups_ * kUnpackedGroup;
+    for (int t = 0; t < T; ++t) sums_[t] = reinterpret_cast<float*>(at), at += kChunkRows * kLanes * 4;
+    seconds_ = SecondTerms::place(at, a.k);
+    seconds_.fill(a, first, rows_);
+  }
+
+  template <class TileOf, class Emit>
+  void run(const uint8_t* weight, Range units, TileOf tile_of, Emit& emit) {
+    const int64_t stride = tile_bytes(kLayout, a_.k);
+    for (int64_t unit = units.start; unit < units.stop; ++unit) {
+      for (int t = 0; t < T; ++t) {
+        unpack_tile<Isa, kLayout>(weight + tile_of(unit, t) * stride, groups_, tiles_[t]);
+        for (int32_t row = 0; row < rows_; row += kRows) {
+          const int count = std::min(kRows, rows_ - row);
+          product_rows<Isa, kLayout, true>(count, tiles_[t], a_, first_ + row, sums_[t] + row * kLanes);
+        }
+        add_seconds(tiles_[t], sums_[t]);
+      }
+      for (int32_t row = 0; row < rows_; ++row) {
+        typename Isa::F y[T];
+        for (int t = 0; t < T; ++t) y[t] = Isa::load(sums_[t] + row * kLanes);
+        emit(unit, first_ + row, y);
+      }
+    }
+  }
+
+ private:
+  static constexpr int kRows = Isa::kTileRows;
+
+  [[gnu::noinline]] void add_seconds(const uint8_t* tile, float* sums) const {
+    for (int64_t g = 0; g < groups_; ++g, tile += kUnpackedGroup) {
+      int32_t i = seconds_.starts[g];
+      for (; i + kRows <= seconds_.starts[g + 1]; i += kRows) add_terms<kRows>(tile, i, sums);
+      for (; i < seconds_.starts[g + 1]; ++i) add_terms<1>(tile, i, sums);
+    }
+  }
+
+  template <int M>
+  [[gnu::always_inline]] inline void add_terms(const uint8_t* group, int64_t i, float* sums) const {
+    const int8_t* q[M];
+    for (int m = 0; m < M; ++m) q[m] = seconds_.q8 + (i + m) * kGroup;
+    typename Isa::I dot[M];
+    Isa::template group_u4<M>(group + 2 * kLanes * 4, q, dot);
+    const auto scale = Isa::load(reinterpret_cast<const float*>(group));
+    const auto min = Isa::load(reinterpret_cast<const float*>(group) + kLanes);
+    for (int m = 0; m < M; ++m) {
+      float* sum = sums + seconds_.rows[i + m] * kLanes;
+      Isa::store(sum, add_group<Isa, kLayout>(Isa::load(sum), dot[m], scale, min, seconds_.scales[i + m],
+                                              seconds_.offsets[i + m]));
+    }
+  }
+
+  const Activations& a_;
+  const int32_t first_, rows_;
+  const int64_t groups_;
+  uint8_t* tiles_[T];
+  float* sums_[T];  // [rows][16]
+  SecondTerms seconds_;
+};
 
 template <class Isa, Layout kLayout, int T, class TileOf, class Emit>
 void sweep_layout(const Weight& w, const Activations& a, int32_t rows, Range units, TileOf tile_of, Emit& emit) {
@@ -205,32 +321,23 @@ void sweep_layout(const Weight& w, const Activations& a, int32_t rows, Range uni
   const int32_t chunk = chunk_rows(kLayout, a.k);
   for (int32_t first = 0; first < rows; first += chunk) {
     const int32_t stop = std::min(rows, first + chunk);
-    bool is_unpacked = false;
     if constexpr (kUnpacks<Isa, kLayout>) {
-      is_unpacked = stop - first >= kUnpackRows;
+      if (stop - first >= kUnpackRows) {
+        UnpackedSweep<Isa, kLayout, T>(a, first, stop).run(w.data, units, tile_of, emit);
+        continue;
+      }
     }
     for (int64_t unit = units.start; unit < units.stop; ++unit) {
-      const uint8_t* tiles[T];
-      for (int t = 0; t < T; ++t) {
-        tiles[t] = w.data + tile_of(unit, t) * stride;
-        if constexpr (kUnpacks<Isa, kLayout>) {
-          if (is_unpacked) {
-            uint8_t* memory = a.tile + t * unpacked_bytes(a.k);
-            unpack_tile<Isa, kLayout>(tiles[t], a.k / kGroup, memory);
-            tiles[t] = memory;
-          }
-        }
-      }
       for (int32_t row = first; row < stop; row += kRows) {
         const int count = std::min(kRows, stop - row);
         for (int t = 0; t < T; ++t) {
-          if constexpr (kUnpacks<Isa, kLayout>) {
-            if (is_unpacked) {
-              product_rows<Isa, kLayout, true>(count, tiles[t], a, row, out[t]);
-              continue;
+          const uint8_t* tile = w.data + tile_of(unit, t) * stride;
+          product_rows<Isa, kLayout, false>(count, tile, a, row, out[t]);
+          if constexpr (is_quantised(kLayout)) {
+            for (int m = 0; m < count; ++m) {
+              if (a.num_seconds[row + m] > 0) add_seconds<Isa, kLayout>(tile, a, row + m, out[t] + m * kLanes);
             }
           }
-          product_rows<Isa, kLayout, false>(count, tiles[t], a, row, out[t]);
         }
         for (int m = 0; m < count; ++m) {
           typename Isa::F y[T];

@@ -16,9 +16,6 @@ namespace headrace {
 // Up to here preparing all rows on every thread costs less than a barrier (a row of 576 takes about 0.3 us).
 inline constexpr int32_t kReplicatedRows = 2;
 
-// Tiles of one unit of a sweep.
-inline constexpr int64_t kMaxTiles = 2;
-
 // Bytes that `rows` prepared rows of `k` inputs take in any form.
 static constexpr int64_t prepared_bytes(int64_t rows, int64_t k) {
   return align_up(rows * k * 4) + 4 * align_up(2 * rows * (k / kGroup) * 4) + align_up(rows * 4);
@@ -28,7 +25,7 @@ static constexpr int64_t shared_rows_bytes(const Limits& limits) {
   return prepared_bytes(rows, limits.max_k);
 }
 static constexpr int64_t own_rows_bytes(const Limits& limits) {
-  return prepared_bytes(kReplicatedRows, limits.max_k) + kMaxTiles * unpacked_bytes(limits.max_k);
+  return prepared_bytes(kReplicatedRows, limits.max_k) + sweep_bytes(limits.max_k);
 }
 
 struct Prologue {
@@ -198,7 +195,7 @@ Activations prepare_rows(const Prologue& p, int32_t rows, RowOf row_of, const Th
   // With one thread there is no sharing, but many rows need the larger memory.
   uint8_t* memory = rows <= kReplicatedRows ? context.own_rows : context.shared_rows;
   Activations a = place_rows(memory, rows, p.k);
-  a.tile = context.own_rows + prepared_bytes(kReplicatedRows, context.limits->max_k);
+  a.own = context.own_rows + prepared_bytes(kReplicatedRows, context.limits->max_k);
   const Range range = is_replicated ? Range{0, rows} : share(rows, context.thread, context.threads);
   for (int64_t i = range.start; i < range.stop; ++i) prepare_row<Isa>(p, p.input + row_of(i) * p.k, i, a);
   if (!is_replicated) context.barrier->wait();
