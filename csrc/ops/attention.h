@@ -74,6 +74,8 @@ class Attention {
   static constexpr int kTokenFactors = kBlockTokens / kPair * kFactors;  // operands per query of a page
   // Queries of a register tile, one vector each: on AVX2 8 of 16 registers, beside 4 for a split pair.
   static constexpr int kTile = Isa::kTileRows >= 8 ? 8 : 4;
+  // Vectors of a register tile beside each other: few queries alone have too few independent sums to fill the pipes.
+  static constexpr int columns(int queries) { return kTile >= 8 || queries < 4 ? 2 : 1; }
   static constexpr float kMinusInf = -std::numeric_limits<float>::infinity();
 
   struct Span {
@@ -393,32 +395,41 @@ class Attention {
   [[gnu::noinline]] void scores(int32_t query, const Element* k, float* to) const {
     const int32_t stride = query_factors();
     const Factor* q = q_ + int64_t{query} * stride;
-    for (int half = 0; half < 2; ++half) {
-      F acc[M];
-      for (int m = 0; m < M; ++m) acc[m] = Isa::zero();
-      const Element* w = k + half * kLanes * kPair;
+    constexpr int kColumns = columns(M);
+    for (int column = 0; column < 2; column += kColumns) {
+      F acc[kColumns * M];
+      for (F& sum : acc) sum = Isa::zero();
+      const Element* w = k + column * kLanes * kPair;
       for (int32_t d = 0; d < stride; d += kFactors, w += kBlockTokens * kPair) add_product<M>(acc, w, q + d, stride);
-      for (int m = 0; m < M; ++m) Isa::store(to + m * kBlockTokens + half * kLanes, acc[m]);
+      for (int c = 0; c < kColumns; ++c)
+        for (int m = 0; m < M; ++m) Isa::store(to + m * kBlockTokens + (column + c) * kLanes, acc[c * M + m]);
     }
   }
 
-  // acc[m] += sixteen pairs (or numbers) at w times query m's operand, queries `stride` apart.
-  template <int M>
-  [[gnu::always_inline]] static inline void add_product(F (&acc)[M], const Element* w, const Factor* x,
+  // acc[column][query] += vectors of pairs (or numbers) at w times each query's operand, queries `stride` apart.
+  template <int M, int N>
+  [[gnu::always_inline]] static inline void add_product(F (&acc)[N], const Element* w, const Factor* x,
                                                         int32_t stride) {
-    if constexpr (kIsSplit) {
-      const F even = Isa::even_bf16(w), odd = Isa::odd_bf16(w);
-      for (int m = 0; m < M; ++m) acc[m] = Isa::fma(even, Isa::set1(x[m * stride]), acc[m]);
-      for (int m = 0; m < M; ++m) acc[m] = Isa::fma(odd, Isa::set1(x[m * stride + 1]), acc[m]);
-    } else if constexpr (kIsBf16) {
-      for (int m = 0; m < M; ++m) {
-        uint32_t pair;  // the memory was written as bf16
-        std::memcpy(&pair, x + m * stride, sizeof pair);
-        acc[m] = Isa::dot_bf16(acc[m], w, pair);
+#pragma GCC unroll 2
+    for (int c = 0; c < N / M; ++c, w += kLanes * kPair) {
+      F* sums = acc + c * M;
+      // The operands are loaded anew for each column: kept, they would push sums out of the registers.
+      if (c > 0) asm("" : "+r"(x));
+      if constexpr (kIsSplit) {
+        const F even = Isa::even_bf16(w);
+        for (int m = 0; m < M; ++m) sums[m] = Isa::fma(even, Isa::set1(x[m * stride]), sums[m]);
+        const F odd = Isa::odd_bf16(w);
+        for (int m = 0; m < M; ++m) sums[m] = Isa::fma(odd, Isa::set1(x[m * stride + 1]), sums[m]);
+      } else if constexpr (kIsBf16) {
+        for (int m = 0; m < M; ++m) {
+          uint32_t pair;  // the memory was written as bf16
+          std::memcpy(&pair, x + m * stride, sizeof pair);
+          sums[m] = Isa::dot_bf16(sums[m], w, pair);
+        }
+      } else {
+        const F values = Isa::load(w);
+        for (int m = 0; m < M; ++m) sums[m] = Isa::fma(values, Isa::set1(x[m * stride]), sums[m]);
       }
-    } else {
-      const F values = Isa::load(w);
-      for (int m = 0; m < M; ++m) acc[m] = Isa::fma(values, Isa::set1(x[m * stride]), acc[m]);
     }
   }
 
@@ -434,15 +445,19 @@ class Attention {
       if (span.stop % 2) after = half_pair(edges_ + stride, v + stop * stride, 0x0000ffffu);
     }
     const Factor* p = weights_ + int64_t{query} * kTokenFactors;
-    for (int32_t d = 0; d < size_; d += kLanes) {
-      F acc[M];
+    constexpr int kColumns = columns(M);
+    for (int32_t d = 0; d < size_; d += kColumns * kLanes) {
+      F acc[kColumns * M];
       float* sums = sum_ + int64_t{query} * size_ + d;
-      for (int m = 0; m < M; ++m) acc[m] = Isa::mul(Isa::load(sums + int64_t{m} * size_), Isa::set1(shrink[m]));
+      for (int c = 0; c < kColumns; ++c)
+        for (int m = 0; m < M; ++m)
+          acc[c * M + m] = Isa::mul(Isa::load(sums + int64_t{m} * size_ + c * kLanes), Isa::set1(shrink[m]));
       const Element* column = v + d * kPair;
       if (before) add_product<M>(acc, before + d * kPair, p + (start - 1) * kFactors, kTokenFactors);
       for (int32_t t = start; t < stop; ++t) add_product<M>(acc, column + t * stride, p + t * kFactors, kTokenFactors);
       if (after) add_product<M>(acc, after + d * kPair, p + stop * kFactors, kTokenFactors);
-      for (int m = 0; m < M; ++m) Isa::store(sums + int64_t{m} * size_, acc[m]);
+      for (int c = 0; c < kColumns; ++c)
+        for (int m = 0; m < M; ++m) Isa::store(sums + int64_t{m} * size_ + c * kLanes, acc[c * M + m]);
     }
   }
   const uint16_t* half_pair(uint16_t* to, const uint16_t* from, uint32_t keep) const {
