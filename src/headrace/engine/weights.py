@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -73,8 +74,8 @@ def load_weights(
     Cost: reads every stored byte once; about 0.3 s per 100 MB of 4-bit blocks on one thread.
     """
     plans = plan_weights(files, program, dtype=dtype, quantization=quantization, rope_positions=rope_positions)
-    packer = pack or _native_pack()
     total = sum(plan.size_bytes for plan in plans)
+    packer = pack or _native_pack(total + len(plans) * ALIGNMENT_BYTES)
     done = 0
     weights: list[PackedWeight] = []
     with ThreadPoolExecutor(max(1, threads)) as pool:
@@ -86,11 +87,11 @@ def load_weights(
     return weights
 
 
-def _native_pack() -> Pack:
+def _native_pack(size_bytes: int) -> Pack:
     # Late: planning and memory estimates must work where the native library is not built.
-    from headrace.kernels.vm import pack
+    from headrace.kernels.vm import WeightMemory, pack
 
-    return pack
+    return partial(pack, memory=WeightMemory(size_bytes))
 
 
 def _make(plan: WeightPlan, spec: ModelSpec, pack: Pack) -> PackedWeight:
