@@ -35,9 +35,9 @@ from headrace.protocol.frames import (
 from headrace.replica.events import EventStream
 from headrace.replica.port import Readiness
 
-# DESIGN §3: not ready after this long without a word, or without a step while work waits; longer only when the
-# worker itself predicts steps that long.
-SILENCE_LIMIT_S: Final = 5.0
+# Not ready after this long without a word, or without a step while work waits; longer only when the worker itself
+# predicts steps that long. Half a second less than the five of DESIGN §3: the last word may be that young at a stop.
+SILENCE_LIMIT_S: Final = 4.5
 STEPS_IN_SILENCE: Final = 5.0
 RECONNECT_FIRST_S: Final = 0.02
 RECONNECT_MAX_S: Final = 1.0

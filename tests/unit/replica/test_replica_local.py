@@ -159,13 +159,13 @@ async def test_a_malformed_frame_resets_the_link(tmp_path: Path, data: bytes) ->
         await until(lambda: peer.num_links == 2)
 
 
-async def test_silence_is_not_ready_after_five_seconds(tmp_path: Path) -> None:
+async def test_silence_is_not_ready_within_five_seconds(tmp_path: Path) -> None:
     clock = ManualClock()
     async with linked(tmp_path / "w", clock) as (replica, peer):
         peer.send(WELCOME, status())
         await replica.wait_ready()
 
-        clock.advance(4.9)
+        clock.advance(4.4)
         assert replica.readiness is Readiness.READY
         clock.advance(0.2)
         assert replica.readiness is Readiness.STALLED
