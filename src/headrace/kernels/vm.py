@@ -10,14 +10,13 @@ import os
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from headrace.base.errors import MachineError, ModelFormatError
 from headrace.program.opcodes import KvType, Layout, Opcode
-from headrace.program.records import OUTPUT_DTYPE, RESULT_DTYPE
+from headrace.program.records import OUTPUT_DTYPE, RESULT_DTYPE, PackedLike
 
 try:
     from headrace.kernels import _native
@@ -31,26 +30,6 @@ ISA_VARIABLE = "HEADRACE_ISA"
 """Environment override of the instruction set; an explicit argument wins."""
 _ALIGNMENT = 64
 _RANKED_ISAS = ("scalar", "avx2", "avx512", "avx512bf16")
-
-
-class Weight(Protocol):
-    """A packed weight; ``data`` is uint8, 64-byte aligned, and is kept alive by the VM that uses it."""
-
-    @property
-    def layout(self) -> Layout:
-        """How ``data`` is to be read."""
-
-    @property
-    def n(self) -> int:
-        """Columns, elements or positions."""
-
-    @property
-    def k(self) -> int:
-        """Inputs of a matrix, head size of a rotation table."""
-
-    @property
-    def data(self) -> NDArray[np.uint8]:
-        """The bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +193,7 @@ class Vm:
         self,
         records: bytes,
         arena_bytes: int,
-        weights: Sequence[Weight],
+        weights: Sequence[PackedLike],
         *,
         threads: int,
         max_rows: int,

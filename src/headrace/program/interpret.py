@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,32 +18,12 @@ from headrace.program.ir import NONE, Instruction, Program
 from headrace.program.lanes import F32, exp, f32, fma, reduce_add, round_bf16, silu, soft_cap
 from headrace.program.layouts import Numbers, unpack
 from headrace.program.opcodes import BLOCK_TOKENS, GROUP, LANES, Epilogue, KvType, Layout, Norm, Opcode
-from headrace.program.records import RESULT_DTYPE
+from headrace.program.records import RESULT_DTYPE, PackedLike
 from headrace.program.sampling import choose, modified
 
 I32 = NDArray[np.int32]
 SLICE_TOKENS = 512
 """Positions whose partial attention is formed on its own; partials are merged in order (determinism)."""
-
-
-class PackedLike(Protocol):
-    """A packed weight, as the engine hands it to the VM."""
-
-    @property
-    def layout(self) -> Layout:
-        """How ``data`` lies."""
-
-    @property
-    def n(self) -> int:
-        """Columns."""
-
-    @property
-    def k(self) -> int:
-        """Inputs."""
-
-    @property
-    def data(self) -> NDArray[np.uint8]:
-        """Packed bytes."""
 
 
 @dataclass(frozen=True, slots=True)

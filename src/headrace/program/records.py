@@ -1,10 +1,12 @@
-"""Binary forms that Python and the VM share: instruction records, output rows and result rows."""
+"""Binary forms that Python and the VM share: instruction records, output and result rows, packed weights."""
 
 from __future__ import annotations
 
 import struct
+from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from headrace.program.opcodes import (
     FIELDS,
@@ -12,6 +14,7 @@ from headrace.program.opcodes import (
     RECORD_BYTES,
     RESULT_FIELDS,
     STRUCT_CODES,
+    Layout,
     Opcode,
     ordered,
     ordered_rows,
@@ -28,6 +31,26 @@ OUTPUT_DTYPE = _dtype(OUTPUT_FIELDS)
 """One row per token to choose or score in a step."""
 RESULT_DTYPE = _dtype(RESULT_FIELDS)
 """What the step says about each of them."""
+
+
+class PackedLike(Protocol):
+    """A packed weight, as the VM and the reference take it; ``data`` is 64-byte aligned and outlives its user."""
+
+    @property
+    def layout(self) -> Layout:
+        """How ``data`` is to be read."""
+
+    @property
+    def n(self) -> int:
+        """Columns, elements or positions."""
+
+    @property
+    def k(self) -> int:
+        """Inputs of a matrix, head size of a rotation table."""
+
+    @property
+    def data(self) -> NDArray[np.uint8]:
+        """The bytes."""
 
 
 def pack_record(opcode: Opcode, phase: int, **values: float) -> bytes:
