@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from headrace.base.errors import ModelFormatError, ModelUnsupportedError
 from headrace.engine.quantize import PACKABLE, check_precision, choose_layout, packed_bytes
 from headrace.program.families.registry import family_of
+from headrace.program.families.source import Role, Source
 from headrace.program.ir import Program, WeightSpec
 from headrace.program.opcodes import GROUP, Layout
 from headrace.registry.files import shown
@@ -27,9 +28,16 @@ _MAX_LISTED = 8
 
 @dataclass(frozen=True, slots=True)
 class SourcePart:
-    """One stored tensor of a weight. ``head_size`` > 0: its rows are in interleaved RoPE order and must be moved."""
+    """Rows of one stored tensor that a weight takes.
+
+    Args:
+        n: how many, from ``source.start`` on.
+        head_size: of the layer, where ``source.is_interleaved``; else 0.
+    """
 
     tensor: TensorView
+    source: Source
+    n: int
     head_size: int
 
 
@@ -74,10 +82,12 @@ def plan_weights(
             continue
         parts: list[SourcePart] = []
         for part in spec.parts:
-            name = family.source_name(part.role, kind)
+            places = family.sources(program.spec, part.role, kind)
+            source = next((place for place in places if place.name in files.tensors), places[0])
+            name = source.name
             used.add(name)
             tensor = files.tensors.get(name)
-            expected = (part.n, spec.k) if spec.kind == "matrix" else (part.n,)
+            expected = _stored_shape(source, part.n, spec)
             if tensor is None:
                 faults.append(f"{name} is missing (expected {list(expected)})")
                 continue
@@ -87,11 +97,11 @@ def plan_weights(
             if tensor.dtype not in (PACKABLE if spec.kind == "matrix" else _VECTOR_TYPES):
                 unsupported.append(f"{name} is stored as {tensor.dtype}")
                 continue
-            is_moved = family.needs_unpermute(part.role, kind)
-            parts.append(SourcePart(tensor, _head_size(program, part.role) if is_moved else 0))
+            head_size = program.spec.layer(Role.of(part.role).layer).head_size if source.is_interleaved else 0
+            parts.append(SourcePart(tensor, source, part.n, head_size))
         if len(parts) == len(spec.parts):
             plans.append(WeightPlan(spec, _layout(spec, parts, dtype, quantization), spec.n, tuple(parts)))
-    _refuse(files, faults, unsupported, _unexpected(files, program, used))
+    _refuse(files, list(dict.fromkeys(faults)), list(dict.fromkeys(unsupported)), _unexpected(files, program, used))
     return plans
 
 
@@ -109,14 +119,19 @@ def _layout(spec: WeightSpec, parts: list[SourcePart], dtype: str, quantization:
     return choose_layout(stored, dtype, quantization, is_vocabulary=is_vocabulary)
 
 
-def _head_size(program: Program, role: str) -> int:
-    _, layer, _ = role.split(".")
-    return program.spec.layer(int(layer)).head_size
+def _stored_shape(source: Source, n: int, spec: WeightSpec) -> tuple[int, ...]:
+    rows = n if source.rows is None else source.rows
+    if spec.kind == "vector":
+        return (rows,)
+    if source.is_transposed:
+        return (spec.k, rows)
+    return (source.experts, rows, spec.k) if source.experts else (rows, spec.k)
 
 
 def _unexpected(files: ModelFiles, program: Program, used: set[str]) -> list[str]:
     # A tied model may still store its head: the same matrix once more.
-    tied = {family_of(program.spec).source_name("head", "hf")} if program.spec.is_tied else set()
+    heads = family_of(program.spec).sources(program.spec, "head", "hf") if program.spec.is_tied else ()
+    tied = {source.name for source in heads}
     return sorted(name for name in files.tensors.keys() - used - tied if not _IGNORED.fullmatch(name))
 
 

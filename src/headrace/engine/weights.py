@@ -136,31 +136,44 @@ def _common_type(plan: WeightPlan) -> tuple[str, list[NDArray[np.uint8]]]:
 
 def _rows(part: SourcePart) -> NDArray[np.uint8]:
     """Returns the part's rows, [n, row bytes] uint8, with q and k rows back in half-split RoPE order."""
-    n = part.tensor.shape[0]
-    raw = part.tensor.data.reshape(n, -1)
+    source, tensor = part.source, part.tensor
+    if source.is_transposed:
+        columns = slice(source.start, source.start + part.n)
+        elements = tensor.data.reshape(*tensor.shape, -1)  # [k, rows, element bytes]
+        return np.ascontiguousarray(elements[:, columns].swapaxes(0, 1)).reshape(part.n, -1)
+    rows = part.n if source.rows is None else source.rows
+    first = source.expert * rows + source.start
+    raw = tensor.data.reshape(max(source.experts, 1) * rows, -1)[first : first + part.n]
     if not part.head_size:
         return raw
     # Source row 2·i + j of a head is row i + j·D/2.
-    moved = raw.reshape(n // part.head_size, part.head_size // 2, 2, -1).swapaxes(1, 2)
-    return np.ascontiguousarray(moved).reshape(n, -1)
+    moved = raw.reshape(part.n // part.head_size, part.head_size // 2, 2, -1).swapaxes(1, 2)
+    return np.ascontiguousarray(moved).reshape(part.n, -1)
 
 
 def _join(raws: list[NDArray[np.uint8]], interleave: int) -> NDArray[np.uint8]:
-    """Returns the parts' rows one after the other, or ``interleave`` rows of each in turn."""
+    """Returns the parts' rows one after the other, or of each pair of parts ``interleave`` rows in turn."""
     if len(raws) == 1:
         return raws[0]
-    if not interleave:
-        return np.concatenate(raws)
-    stacked = np.stack([raw.reshape(-1, interleave, raw.shape[1]) for raw in raws], axis=1)
-    return stacked.reshape(-1, raws[0].shape[1])
+    if interleave:
+        raws = [
+            np.stack([raw.reshape(-1, interleave, raw.shape[1]) for raw in pair], axis=1).reshape(-1, pair[0].shape[1])
+            for pair in zip(raws[::2], raws[1::2], strict=True)
+        ]
+    return np.concatenate(raws)
 
 
 def _vector(plan: WeightPlan) -> NDArray[np.float32]:
-    columns = [to_f32(part.tensor.dtype, _rows(part), 1).view(np.uint8) for part in plan.parts]
+    columns = [_vector_rows(part).view(np.uint8) for part in plan.parts]
     values = _join(columns, plan.spec.interleave).view(np.float32).reshape(-1)
     if not np.isfinite(values).all():
         raise ModelFormatError(f"{plan.parts[0].tensor.name}: holds a value that is not a finite number")
     return values
+
+
+def _vector_rows(part: SourcePart) -> NDArray[np.float32]:
+    values = to_f32(part.tensor.dtype, _rows(part), 1)
+    return values + np.float32(part.source.offset) if part.source.offset else values
 
 
 def _aligned(data: NDArray[np.uint8]) -> NDArray[np.uint8]:

@@ -72,10 +72,12 @@ def hf_tensors(path: Path) -> Iterator[tuple[str, F32]]:
     family = family_of(spec)
     parts: list[tuple[WeightSpec, Part]] = [(w, p) for w in build_program(spec).weights for p in w.parts]
     for _, part in parts:
-        values = dequantise(files.tensors[family.source_name(part.role, "gguf")])
-        if family.needs_unpermute(part.role, "gguf"):
-            values = unpermute(values, spec.head_size)
-        yield family.source_name(part.role, "hf"), values
+        source = family.sources(spec, part.role, "gguf")[0]
+        values = dequantise(files.tensors[source.name])
+        yield (
+            family.sources(spec, part.role, "hf")[0].name,
+            unpermute(values, spec.head_size) if source.is_interleaved else values,
+        )
 
 
 def tensors_sha256(tensors: Mapping[str, NDArray[Any]]) -> str:

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.base.errors import ModelError, ModelFormatError, ModelUnsupportedError
-from headrace.program.families.llama import needs_unpermute, source_name
+from headrace.program.families.llama import sources
+from headrace.program.families.source import Source
 from headrace.program.spec import (
     Architecture,
     RopeKind,
@@ -286,6 +287,11 @@ def test_files_of_either_format_give_a_spec() -> None:
     assert spec_from_files(Files("safetensors", SMOL, {}, {}, {})) == spec_from_config(SMOL)
 
 
+def only_source(role: str, kind: str) -> Source:
+    (source,) = sources(spec_from_config(SMOL), role, kind)
+    return source
+
+
 @pytest.mark.parametrize(
     ("role", "hf", "gguf"),
     [
@@ -297,12 +303,14 @@ def test_files_of_either_format_give_a_spec() -> None:
     ],
 )
 def test_source_names(role: str, hf: str, gguf: str) -> None:
-    assert source_name(role, "hf") == hf
-    assert source_name(role, "gguf") == gguf
+    assert only_source(role, "hf").name == hf
+    assert only_source(role, "gguf").name == gguf
 
 
 def test_only_gguf_query_and_key_rows_are_permuted() -> None:
-    permuted = [role for role in ("q", "k", "v", "o", "q_bias") if needs_unpermute(f"layers.0.{role}", "gguf")]
+    roles = ("q", "k", "v", "o", "q_bias")
+
+    permuted = [role for role in roles if only_source(f"layers.0.{role}", "gguf").is_interleaved]
 
     assert permuted == ["q", "k", "q_bias"]
-    assert not needs_unpermute("layers.0.q", "hf")
+    assert not only_source("layers.0.q", "hf").is_interleaved

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from headrace.base.errors import ModelUnsupportedError
 from headrace.program.families import llama
+from headrace.program.families.source import Source
 from headrace.program.ir import Program
 from headrace.program.keys import Keys, show
 from headrace.program.model import ModelSpec
@@ -30,11 +31,8 @@ class Family(Protocol):
     def build(self, spec: ModelSpec) -> Program:
         """Returns the program of one step."""
 
-    def source_name(self, role: str, kind: str) -> str:
-        """Returns the tensor that holds ``role`` in a source of kind ``hf`` or ``gguf``."""
-
-    def needs_unpermute(self, role: str, kind: str) -> bool:
-        """Says whether the source keeps that role's rows in interleaved RoPE order."""
+    def sources(self, spec: ModelSpec, role: str, kind: str) -> tuple[Source, ...]:
+        """Returns where a file of kind ``hf`` or ``gguf`` may keep ``role``; the first place that is there counts."""
 
 
 HF_FAMILIES: dict[str, Family] = {"LlamaForCausalLM": llama, "MistralForCausalLM": llama}
