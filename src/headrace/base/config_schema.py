@@ -64,6 +64,10 @@ class InferenceEngine(Section):
     prefix_cache: bool = Field(
         default=True, description="Keep finished KV pages for later requests with the same beginning."
     )
+    packed_cache_gib: Annotated[float, Field(ge=0, le=65_536, allow_inf_nan=False)] = Field(
+        default=32.0,
+        description="Disk space for packed weights, which spare the next start the packing; 0 keeps none.",
+    )
 
 
 class KernelConfig(Section):

@@ -37,6 +37,8 @@ def engine(
 
     Example: [bold]headrace bench engine demo[/]
     """
+    import msgspec
+
     from headrace.base.clock import SystemClock
     from headrace.cli.serve import require_native_library, resolve_model
     from headrace.engine.bench import report_head, report_table, run_bench
@@ -54,6 +56,7 @@ def engine(
     require_native_library()
     found = resolve_model(settings)
     launch = worker_launch(settings, found.resolved, model_path=found.path, name=found.names[0], socket_fd=-1)
+    launch = msgspec.structs.replace(launch, packed_cache_path=None)  # saving would disturb the measurement
     report = run_bench(launch, SystemClock(), progress=_say)
     if as_json:
         print_json(report)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -44,25 +45,49 @@ def pull(
 
 @app.command("list")
 def list_(config: ConfigOption = None, as_json: JsonOption = False) -> None:
-    """List the models in the cache."""
-    from headrace.base.units import format_bytes
-    from headrace.registry.cache import list_models
+    """List the models in the cache, and the packed weights kept for the next start."""
+    from headrace.base.units import GIB, format_bytes
+    from headrace.engine.packed_cache import list_entries
+    from headrace.registry.cache import list_models, packed_folder
 
-    models = list_models(model_cache(load_settings(config, {})))
+    settings = load_settings(config, {})
+    cache = model_cache(settings)
+    models, entries = list_models(cache), list_entries(packed_folder(cache))
+    packed = {
+        model.source: sum(entry.size_bytes for entry in entries if entry.model_digest == model.digest)
+        for model in models
+    }
     if as_json:
-        print_json(models)
-    else:
-        print_table(
-            ("model", "size", "manifest", "path"),
-            [(item.source, format_bytes(item.size_bytes), item.problem or "good", str(item.path)) for item in models],
-        )
+        print_json([{**asdict(model), "packed_bytes": packed[model.source]} for model in models])
+        return
+    print_table(
+        ("model", "size", "packed", "manifest", "path"),
+        [
+            (
+                model.source,
+                format_bytes(model.size_bytes),
+                format_bytes(packed[model.source]),
+                model.problem or "good",
+                str(model.path),
+            )
+            for model in models
+        ],
+    )
+    limit_bytes = int(settings.inference_engine.packed_cache_gib * GIB)
+    typer.echo(
+        f"cache: models {format_bytes(sum(model.size_bytes for model in models))}, packed weights "
+        f"{format_bytes(sum(entry.size_bytes for entry in entries))} in {len(entries)} files, "
+        f"at most {format_bytes(limit_bytes)} ({packed_folder(cache)})"
+    )
 
 
 @app.command()
 def show(model: ModelArgument, config: ConfigOption = None, as_json: JsonOption = False) -> None:
     """Show one model: where it came from, its files, and what it is."""
     from headrace.base.units import format_bytes
+    from headrace.engine.packed_cache import list_entries
     from headrace.program.spec import spec_from_files
+    from headrace.registry.cache import packed_folder
     from headrace.registry.manifest import read_manifest
     from headrace.registry.model import open_model
 
@@ -71,8 +96,9 @@ def show(model: ModelArgument, config: ConfigOption = None, as_json: JsonOption 
     manifest = read_manifest(found.path)
     files = open_model(found.path)
     spec = spec_from_files(files)
+    packed = [entry for entry in list_entries(packed_folder(cache)) if entry.model_digest == found.digest]
     if as_json:
-        print_json({"model": found, "manifest": manifest, "spec": _spec_fields(spec)})
+        print_json({"model": found, "manifest": manifest, "spec": _spec_fields(spec), "packed": packed})
         return
     rows = [
         ("source", found.source),
@@ -85,6 +111,7 @@ def show(model: ModelArgument, config: ConfigOption = None, as_json: JsonOption 
             (f"file {name}", f"{format_bytes(file.size_bytes)}  sha256 {file.sha256}")
             for name, file in manifest.files.items()
         ),
+        *((f"packed {entry.scheme}", f"{format_bytes(entry.size_bytes)}  {entry.path}") for entry in packed),
         *((name, str(value)) for name, value in _spec_fields(spec).items()),
     ]
     print_table(("", found.source), rows)
@@ -105,13 +132,17 @@ def verify(model: ModelArgument, config: ConfigOption = None, as_json: JsonOptio
 
 @app.command()
 def remove(model: ModelArgument, config: ConfigOption = None, as_json: JsonOption = False) -> None:
-    """Remove a model from the cache."""
+    """Remove a model from the cache, and its packed weights."""
     from headrace.base.units import format_bytes
-    from headrace.registry.cache import remove_model
+    from headrace.engine.packed_cache import remove_entries
+    from headrace.registry.cache import packed_folder, remove_model
 
     cache = model_cache(load_settings(config, {}))
-    source = find_model(cache, model).source
+    found = find_model(cache, model)
+    source = found.source
     freed = remove_model(cache, source)
+    if freed:  # nobody else has these files
+        freed += remove_entries(packed_folder(cache), found.digest)
     if as_json:
         print_json({"removed": source, "freed_bytes": freed})
     else:

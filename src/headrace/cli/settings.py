@@ -31,6 +31,6 @@ def load_settings(file: Path | None, flags: Mapping[str, object]) -> Config:
 
 def model_cache(config: Config) -> Path:
     """Gives the folder of fetched models."""
-    from headrace.registry.cache import default_cache_path
+    from headrace.fleet.launch import model_cache as folder
 
-    return Path(config.paths.model_cache) if config.paths.model_cache else default_cache_path()
+    return folder(config)

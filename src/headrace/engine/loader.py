@@ -15,6 +15,7 @@ from headrace.base.errors import ConfigError, MachineError, ModelFormatError
 from headrace.engine.executor import Executor, StepVm
 from headrace.engine.memory import MemoryNeeds, PoolPlan, plan_pool, read_available_bytes
 from headrace.engine.pace import Pace
+from headrace.engine.packed_cache import PackedCache
 from headrace.engine.scheduler import Scheduler, SchedulerConfig
 from headrace.engine.weight_plan import plan_weights, weight_bytes
 from headrace.engine.weights import load_weights
@@ -140,12 +141,14 @@ def load(inspection: Inspection, clock: Clock, progress: Progress = lambda stage
     """
     launch, spec = inspection.launch, inspection.spec
     # Late: inspecting a model, and everything that only counts, must work where the native library is not built.
-    from headrace.kernels.vm import KvConfig, Vm, available_isas, best_isa
+    from headrace.kernels.vm import KvConfig, Vm, WeightMemory, available_isas, best_isa
 
     isa = launch.isa or best_isa()
     if isa not in available_isas():
         raise MachineError(f"isa is {isa!r}, this machine and build have {', '.join(available_isas())}")
     config = inspection.scheduler_config
+    cache = _packed_cache(inspection)
+    stored = cache.read(lambda size_bytes: WeightMemory(size_bytes).take(size_bytes), launch.threads) if cache else {}
     weights = load_weights(
         inspection.files,
         inspection.program,
@@ -154,6 +157,7 @@ def load(inspection: Inspection, clock: Clock, progress: Progress = lambda stage
         rope_positions=_num_positions(inspection),
         threads=launch.threads,
         progress=lambda done, total: progress("loading weights", done / max(total, 1)),
+        stored=stored,
     )
     progress("building the program", 1.0)
     vm = Vm(
@@ -177,7 +181,27 @@ def load(inspection: Inspection, clock: Clock, progress: Progress = lambda stage
     progress("warming up", 1.0)
     pace = Pace(config.max_step_tokens)
     _warm_up(vm, config, pace, clock)
+    if cache is not None and not stored:
+        cache.save_in_background(weights)
     return Loaded(executor=make_executor(vm, config), vm=vm, pace=pace, isa=isa)
+
+
+def _packed_cache(inspection: Inspection) -> PackedCache | None:
+    """Returns this model's place in the cache of packed weights; None when there is to be none."""
+    launch = inspection.launch
+    if launch.packed_cache_path is None:
+        return None
+    plans = plan_weights(
+        inspection.files, inspection.program, dtype=launch.dtype, quantization=launch.quantization, rope_positions=1
+    )
+    return PackedCache(
+        Path(launch.packed_cache_path),
+        launch.packed_cache_bytes,
+        inspection.files,
+        plans,
+        name=launch.served_name,
+        scheme=f"{launch.dtype}, {launch.quantization}",
+    )
 
 
 def make_executor(vm: StepVm, config: SchedulerConfig) -> Executor:

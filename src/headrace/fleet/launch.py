@@ -14,7 +14,9 @@ from typing import Final
 
 from headrace.base.config import Config
 from headrace.base.errors import ConfigError
+from headrace.base.units import GIB
 from headrace.protocol.launch import FrontLaunch, WorkerLaunch
+from headrace.registry.cache import default_cache_path, packed_folder
 
 _DEFAULT_SEQUENCES: Final = 32
 _DEFAULT_STEP_TOKENS: Final = 512
@@ -170,6 +172,11 @@ def _window(config: Config, facts: ModelFacts, warnings: list[tuple[str, str]]) 
     return wanted
 
 
+def model_cache(config: Config) -> Path:
+    """Gives the folder of fetched models."""
+    return Path(config.paths.model_cache) if config.paths.model_cache else default_cache_path()
+
+
 def worker_launch(config: Config, resolved: Resolved, *, model_path: Path, name: str, socket_fd: int) -> WorkerLaunch:
     """Gives what a worker is told."""
     engine, kernel = config.inference_engine, config.kernel_config
@@ -189,6 +196,8 @@ def worker_launch(config: Config, resolved: Resolved, *, model_path: Path, name:
         kv_cache_ratio=engine.kv_cache_ratio,
         attention_window=resolved.attention_window,
         prefix_cache=engine.prefix_cache,
+        packed_cache_path=str(packed_folder(model_cache(config))) if engine.packed_cache_gib else None,
+        packed_cache_bytes=int(engine.packed_cache_gib * GIB),
         log_level=config.log.level,
         is_log_json=config.is_log_json(is_terminal=sys.stderr.isatty()),
     )

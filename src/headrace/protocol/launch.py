@@ -28,6 +28,8 @@ class WorkerLaunch(msgspec.Struct, frozen=True):
         attention_window: None, or sliding window in tokens (already reconciled with the model).
         queue_limit: requests waiting in the worker before it refuses more.
         prefix_cache: whether finished blocks stay reusable.
+        packed_cache_path: folder of packed weights, or None to keep none.
+        packed_cache_bytes: what that folder may hold.
     """
 
     model_path: str
@@ -46,6 +48,8 @@ class WorkerLaunch(msgspec.Struct, frozen=True):
     attention_window: int | None = None
     queue_limit: int = 4096
     prefix_cache: bool = True
+    packed_cache_path: str | None = None
+    packed_cache_bytes: int = 32 * 2**30
     log_level: str = "info"
     is_log_json: bool = True
 

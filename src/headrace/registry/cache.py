@@ -4,6 +4,7 @@
     <cache>/refs/<key>.json           which folder a source last resolved to
     <cache>/staging/<key>/            what is being fetched; kept when interrupted, so that it can go on
     <cache>/locks/<key>               held while one process fetches a source
+    <cache>/packed/                   packed weights of models that were served (``engine.packed_cache``)
 
 A folder appears in ``models`` by one rename, complete, hashed and flushed to disk: a crash leaves only staging behind.
 """
@@ -54,6 +55,11 @@ def default_cache_path() -> Path:
     """Returns the user's model cache: ``$XDG_CACHE_HOME/headrace``, else ``~/.cache/headrace``."""
     base = os.environ.get("XDG_CACHE_HOME", "")
     return (Path(base) if base.startswith("/") else Path.home() / ".cache") / "headrace"
+
+
+def packed_folder(cache: Path) -> Path:
+    """Returns where packed weights are kept."""
+    return cache / "packed"
 
 
 def lookup(cache: Path, source: str) -> Path | None:

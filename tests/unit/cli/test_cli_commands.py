@@ -4,6 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import typer
 from typer.testing import CliRunner
@@ -12,6 +13,9 @@ from headrace.base.exits import Exit
 from headrace.cli.main import app
 from headrace.cli.models import find_model
 from headrace.cli.serve import names_of
+from headrace.engine.packed_file import Header, write_packed
+from headrace.engine.weights import PackedWeight
+from headrace.program.opcodes import Layout
 from headrace.registry.cache import publish
 from headrace.testing.tiny import write_tiny_llama
 
@@ -208,6 +212,29 @@ def test_models_are_listed_shown_verified_and_removed(home: Path, tiny: Path) ->
     assert verified["is_good"]
     assert removed["freed_bytes"] > 0
     assert json.loads(invoke("models", "list", "--json")) == []
+
+
+def test_packed_weights_are_counted_shown_and_removed_with_their_model(home: Path, tiny: Path) -> None:
+    fetch(home, tiny, "hf:org/tiny")
+    found = find_model(home / "cache" / "headrace", "org/tiny")
+    folder = home / "cache" / "headrace" / "packed"
+    folder.mkdir()
+    for name, digest in (("mine", found.digest), ("other", "0" * 64)):
+        with (folder / f"{name}.packed").open("wb") as file:
+            weight = PackedWeight(0, Layout.VECTOR_F32, 16, 1, np.zeros(64, np.uint8))
+            write_packed(file.fileno(), Header("key", name, digest, "bf16, int4", []), [weight])
+
+    (listed,) = json.loads(invoke("models", "list", "--json"))
+    table = invoke("models", "list")
+    (shown,) = json.loads(invoke("models", "show", "org/tiny", "--json"))["packed"]
+    removed = json.loads(invoke("models", "remove", "org/tiny", "--json"))
+
+    size_bytes = (folder / "other.packed").stat().st_size
+    assert abs(listed["packed_bytes"] - size_bytes) < 64
+    assert "in 2 files, at most 32" in table
+    assert shown["scheme"] == "bf16, int4"
+    assert removed["freed_bytes"] > found.size_bytes + listed["packed_bytes"]  # and the manifest
+    assert [path.name for path in folder.iterdir()] == ["other.packed"]
 
 
 def test_altered_model_fails_its_verification(home: Path, tiny: Path) -> None:
