@@ -8,6 +8,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <cstring>
+#include <iterator>
 #include <memory>
 #include <stdexcept>
 
@@ -47,9 +48,8 @@ Layout layout_of(int32_t value) {
   return layout;
 }
 Source source_of(const std::string& name) {
-  constexpr const char* kNames[] = {"F32", "BF16", "F16", "Q8_0", "Q4_0", "Q4_1"};
-  for (int i = 0; i < 6; ++i) {
-    if (name == kNames[i]) return static_cast<Source>(i);
+  for (size_t i = 0; i < std::size(kSourceNames); ++i) {
+    if (name == kSourceNames[i]) return static_cast<Source>(i);
   }
   throw std::invalid_argument("source type " + name + " is unknown");
 }
@@ -57,6 +57,13 @@ void check_shape(int64_t n, int64_t k) {
   if (n < 1 || k < kGroup || k % kGroup != 0 || n > (1 << 30) || k > (1 << 30)) {
     throw std::invalid_argument("a shape of " + std::to_string(n) + " x " + std::to_string(k) +
                                 " cannot be packed: k must be a positive multiple of 32");
+  }
+}
+void check_block(const std::string& source, int64_t k) {
+  const int64_t block = block_values(source_of(source));
+  if (k % block != 0) {
+    throw std::invalid_argument("rows of " + std::to_string(k) + " are no multiple of " + source + "'s block of " +
+                                std::to_string(block));
   }
 }
 void check_size(const char* what, size_t have, int64_t want) {
@@ -206,10 +213,19 @@ NB_MODULE(_native, m) {
                    const Out<uint8_t, 1>& out) {
     check_shape(n, k);
     check_threads(threads);
+    check_block(source, k);
     check_size("the source", raw.size(), source_bytes(source_of(source), n, k));
     check_size("the packed array", out.size(), packed_bytes(layout_of(layout), n, k));
     nb::gil_scoped_release release;
     pack(layout_of(layout), source_of(source), raw.data(), n, k, threads, out.data());
+  });
+  m.def("dequantise", [](const std::string& source, const Bytes& raw, int64_t n, int64_t k, const Out<float, 2>& out) {
+    check_shape(n, k);
+    check_block(source, k);
+    check_size("the source", raw.size(), source_bytes(source_of(source), n, k));
+    check_size("the output", out.size() * sizeof(float), n * k * 4);
+    nb::gil_scoped_release release;
+    dequantise(source_of(source), raw.data(), n, k, out.data());
   });
   m.def("unpack", [](int32_t layout, const Bytes& data, int64_t n, int64_t k, const Out<float, 2>& out) {
     check_shape(n, k);

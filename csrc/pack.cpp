@@ -31,55 +31,6 @@ uint16_t f32_to_f16(float value) {
   return static_cast<uint16_t>(sign | ((magnitude - 0x38000000u + 0xfffu + ((magnitude >> 13) & 1u)) >> 13));
 }
 
-int64_t block_bytes(Source source) {  // of 32 weights
-  switch (source) {
-    case Source::kF32: return 128;
-    case Source::kBf16:
-    case Source::kF16: return 64;
-    case Source::kQ8_0: return 34;
-    case Source::kQ4_0: return 18;
-    case Source::kQ4_1: return 20;
-  }
-  return 0;
-}
-
-uint16_t half_at(const uint8_t* p) {
-  uint16_t value;
-  std::memcpy(&value, p, sizeof value);
-  return value;
-}
-
-// One block of 32 source weights as f32.
-void read_block(Source source, const uint8_t* block, float* out) {
-  switch (source) {
-    case Source::kF32: std::memcpy(out, block, kGroup * sizeof(float)); return;
-    case Source::kBf16:
-      for (int i = 0; i < kGroup; ++i) out[i] = scalar::bf16_to_f32(half_at(block + 2 * i));
-      return;
-    case Source::kF16:
-      for (int i = 0; i < kGroup; ++i) out[i] = scalar::f16_to_f32(half_at(block + 2 * i));
-      return;
-    case Source::kQ8_0: {
-      const float scale = scalar::f16_to_f32(half_at(block));
-      for (int i = 0; i < kGroup; ++i) out[i] = static_cast<float>(static_cast<int8_t>(block[2 + i])) * scale;
-      return;
-    }
-    case Source::kQ4_0:
-    case Source::kQ4_1: {
-      // GGUF: low nibbles are elements 0..15, high nibbles 16..31.
-      const bool has_min = source == Source::kQ4_1;
-      const float scale = scalar::f16_to_f32(half_at(block));
-      const float min = has_min ? scalar::f16_to_f32(half_at(block + 2)) : 0.0f;
-      const uint8_t* q = block + (has_min ? 4 : 2);
-      for (int i = 0; i < kGroup; ++i) {
-        const int nibble = i < 16 ? q[i] & 15 : q[i - 16] >> 4;
-        out[i] = has_min ? static_cast<float>(nibble) * scale + min : static_cast<float>(nibble - 8) * scale;
-      }
-      return;
-    }
-  }
-}
-
 // Integer weights of one group with their f16 scale and min: q is q + 128 (Q8) or a nibble (Q4, Q4M).
 struct Group {
   uint16_t scale = 0, min = 0;
@@ -131,20 +82,26 @@ Group quantise(Layout layout, const float* x) {
 }
 
 // The group as it stands in the source, where the layout holds the same numbers. False when it does not.
-bool take(Layout layout, Source source, const uint8_t* block, Group& group) {
-  if (source == Source::kQ8_0 && layout == Layout::kQ8) {
-    group.scale = half_at(block);
-    for (int i = 0; i < kGroup; ++i) group.q[i] = static_cast<uint8_t>(block[2 + i] ^ 0x80);
+bool take(Layout layout, Source source, const uint8_t* row, int64_t g, Group& group) {
+  if (layout == Layout::kQ8 && is_scaled(source)) {
+    const ScaledGroup stored = read_scaled(source, row, g);
+    group.scale = stored.scale;
+    for (int i = 0; i < kGroup; ++i) group.q[i] = static_cast<uint8_t>(stored.q[i] ^ 0x80);
     return true;
   }
-  const bool is_0 = source == Source::kQ4_0 && (layout == Layout::kQ4 || layout == Layout::kQ4m);
-  const bool is_1 = source == Source::kQ4_1 && layout == Layout::kQ4m;
-  if (!is_0 && !is_1) return false;
-  group.scale = half_at(block);
-  if (is_1) group.min = half_at(block + 2);
-  else if (layout == Layout::kQ4m) group.min = finite_half(-8.0f * scalar::f16_to_f32(group.scale));
-  const uint8_t* q = block + (is_1 ? 4 : 2);
-  for (int i = 0; i < kGroup; ++i) group.q[i] = i < 16 ? q[i] & 15 : q[i - 16] >> 4;
+  if (source == Source::kQ4_0 && (layout == Layout::kQ4 || layout == Layout::kQ4m)) {
+    const ScaledGroup stored = read_scaled(source, row, g);
+    group.scale = stored.scale;
+    if (layout == Layout::kQ4m) group.min = finite_half(-8.0f * scalar::f16_to_f32(group.scale));
+    for (int i = 0; i < kGroup; ++i) group.q[i] = static_cast<uint8_t>(stored.q[i] + 8);
+    return true;
+  }
+  if (layout != Layout::kQ4m || (source != Source::kQ4_1 && source != Source::kQ4_K)) return false;
+  // Q4_1's two are f16 already; those of Q4_K are products of f16 and six bits, and are rounded.
+  const AffineGroup stored = read_affine(source, row, g);
+  group.scale = finite_half(stored.scale);
+  group.min = finite_half(stored.min);
+  std::memcpy(group.q, stored.q, kGroup);
   return true;
 }
 
@@ -165,46 +122,31 @@ void put_group(Layout layout, const Group& group, int64_t lane, uint8_t* to) {
     }
 }
 
-void put_floats(Layout layout, Source source, const uint8_t* block, const float* x, int64_t lane, uint8_t* to) {
-  if (layout == Layout::kF32) {
-    for (int i = 0; i < kGroup; ++i) reinterpret_cast<float*>(to)[i * kLanes + lane] = x[i];
-    return;
-  }
+void put_floats(Layout layout, const float* x, int64_t lane, uint8_t* to) {
   for (int i = 0; i < kGroup; ++i) {
-    const uint16_t value = source == Source::kBf16 ? half_at(block + 2 * i) : scalar::f32_to_bf16(x[i]);
-    reinterpret_cast<uint16_t*>(to)[i / 2 * 2 * kLanes + 2 * lane + i % 2] = value;
+    if (layout == Layout::kF32) reinterpret_cast<float*>(to)[i * kLanes + lane] = x[i];
+    else reinterpret_cast<uint16_t*>(to)[i / 2 * 2 * kLanes + 2 * lane + i % 2] = scalar::f32_to_bf16(x[i]);
   }
 }
 
 void pack_tile(Layout layout, Source source, const uint8_t* raw, int64_t n, int64_t k, int64_t tile, uint8_t* out) {
-  const int64_t groups = k / kGroup;
+  const int64_t groups = k / kGroup, row_bytes = source_bytes(source, 1, k);
   uint8_t* base = out + tile * tile_bytes(layout, k);
   for (int64_t lane = 0; lane < kLanes; ++lane) {
     const int64_t row = tile * kLanes + lane;
     for (int64_t g = 0; g < groups; ++g) {
-      uint8_t* to = base + g * group_bytes(layout);
-      float x[kGroup] = {};
-      if (row >= n) {  // padding: zeros that any product leaves at zero
-        if (!is_quantised(layout)) put_floats(layout, Source::kF32, nullptr, x, lane, to);
-        else put_group(layout, quantise(layout, x), lane, to);
-        continue;
-      }
-      const uint8_t* block = raw + (row * groups + g) * block_bytes(source);
+      float x[kGroup] = {};  // what lies past the last row: zeros that any product leaves at zero
       Group group;
-      if (is_quantised(layout) && take(layout, source, block, group)) {
-        put_group(layout, group, lane, to);
-        continue;
-      }
-      read_block(source, block, x);
-      if (is_quantised(layout)) put_group(layout, quantise(layout, x), lane, to);
-      else put_floats(layout, source, block, x, lane, to);
+      const bool is_taken = row < n && is_quantised(layout) && take(layout, source, raw + row * row_bytes, g, group);
+      if (row < n && !is_taken) read_group(source, raw + row * row_bytes, g, x);
+      uint8_t* to = base + g * group_bytes(layout);
+      if (!is_quantised(layout)) put_floats(layout, x, lane, to);
+      else put_group(layout, is_taken ? group : quantise(layout, x), lane, to);
     }
   }
 }
 
 }  // namespace
-
-int64_t source_bytes(Source source, int64_t n, int64_t k) { return n * (k / kGroup) * block_bytes(source); }
 
 int64_t packed_bytes(Layout layout, int64_t n, int64_t k) { return num_tiles(n) * tile_bytes(layout, k); }
 

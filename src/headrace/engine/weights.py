@@ -17,11 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.base.errors import ModelFormatError
-from headrace.engine.quantize import PACKABLE, packed_bytes, q4_0_as_q4_1, to_f32
+from headrace.engine.quantize import packed_bytes, to_f32
 from headrace.engine.weight_plan import SourcePart, WeightPlan, plan_weights
 from headrace.program.ir import Program
 from headrace.program.model import ModelSpec
-from headrace.program.opcodes import Layout
+from headrace.program.opcodes import LANES, Layout
 from headrace.program.rope import rope_table
 from headrace.registry.files import release_pages
 from headrace.registry.model import ModelFiles
@@ -79,7 +79,11 @@ def load_weights(
     weights = dict(stored or {})
     plans = [plan for plan in plans if plan.spec.index not in weights]
     total = sum(plan.size_bytes for plan in plans)
-    packer = pack or _native_pack(total + len(plans) * ALIGNMENT_BYTES)
+    packer = (
+        _native_packer(total + len(plans) * ALIGNMENT_BYTES)
+        if pack is None
+        else _Packer(pack, pack, lambda size_bytes: np.empty(size_bytes, np.uint8))
+    )
     done = 0
     with ThreadPoolExecutor(max(1, threads)) as pool:
         for weight in pool.map(lambda plan: _make(plan, program.spec, packer), plans):
@@ -90,14 +94,24 @@ def load_weights(
     return [weights[spec.index] for spec in program.weights]
 
 
-def _native_pack(size_bytes: int) -> Pack:
+@dataclass(frozen=True, slots=True)
+class _Packer:
+    """Packs into the weights' common memory, or apart from it what is joined there afterwards."""
+
+    pack: Pack
+    pack_apart: Pack
+    take: Callable[[int], NDArray[np.uint8]]
+
+
+def _native_packer(size_bytes: int) -> _Packer:
     # Late: planning and memory estimates must work where the native library is not built.
     from headrace.kernels.vm import WeightMemory, pack
 
-    return partial(pack, memory=WeightMemory(size_bytes))
+    memory = WeightMemory(size_bytes)
+    return _Packer(partial(pack, memory=memory), pack, memory.take)
 
 
-def _make(plan: WeightPlan, spec: ModelSpec, pack: Pack) -> PackedWeight:
+def _make(plan: WeightPlan, spec: ModelSpec, packer: _Packer) -> PackedWeight:
     k = plan.spec.k
     match plan.spec.kind:
         case "rope":
@@ -105,7 +119,7 @@ def _make(plan: WeightPlan, spec: ModelSpec, pack: Pack) -> PackedWeight:
         case "vector":
             data = _vector(plan).view(np.uint8)
         case _:
-            data = _matrix(plan, pack)
+            data = _matrix(plan, packer)
     assert data.nbytes == packed_bytes(plan.layout, plan.n, k), plan.spec.name
     weight = PackedWeight(plan.spec.index, plan.layout, plan.n, k, _aligned(data))
     for part in plan.parts:
@@ -113,28 +127,27 @@ def _make(plan: WeightPlan, spec: ModelSpec, pack: Pack) -> PackedWeight:
     return weight
 
 
-def _matrix(plan: WeightPlan, pack: Pack) -> NDArray[np.uint8]:
-    n, k = plan.n, plan.spec.k
-    stored, raws = _common_type(plan)
-    raw = _join(raws, plan.spec.interleave)
-    element = {"F32": "<f4", "F16": "<u2", "BF16": "<u2"}.get(stored, "u1")
-    # Files align tensors to 8 bytes or not at all; a copy is made only where the elements do not lie naturally.
-    return pack(plan.layout, stored, np.require(raw.view(element), requirements=("C", "A")), n, k)
-
-
-def _common_type(plan: WeightPlan) -> tuple[str, list[NDArray[np.uint8]]]:
-    """Returns one stored type that packs to the plan's layout, and the parts' rows in it, [n, row bytes] uint8 each."""
+def _matrix(plan: WeightPlan, packer: _Packer) -> NDArray[np.uint8]:
+    """Returns the packed parts. Parts of one stored type are packed as one; others each by itself, tile by tile."""
+    k, interleave = plan.spec.k, plan.spec.interleave
     raws = [_rows(part) for part in plan.parts]
     types = [part.tensor.dtype for part in plan.parts]
-    if len(set(types)) == 1 and plan.layout in PACKABLE[types[0]]:
-        return types[0], raws
-    if plan.layout is Layout.Q4M and set(types) == {"Q4_0", "Q4_1"}:
-        widened = [q4_0_as_q4_1(raw) if kind == "Q4_0" else raw for kind, raw in zip(types, raws, strict=True)]
-        whole = [raw for raw in widened if raw is not None]
-        if len(whole) == len(raws):
-            return "Q4_1", whole
-    values = [to_f32(kind, raw, plan.spec.k) for kind, raw in zip(types, raws, strict=True)]
-    return "F32", [value.view(np.uint8) for value in values]
+    if len(set(types)) == 1:
+        return _pack(packer.pack, plan.layout, types[0], _join(raws, interleave), k)
+    if all(len(raw) % LANES == 0 for raw in raws) and interleave in (0, LANES):
+        tiles = [
+            _pack(packer.pack_apart, plan.layout, kind, raw, k).reshape(len(raw) // LANES, -1)
+            for kind, raw in zip(types, raws, strict=True)
+        ]
+        return _join(tiles, interleave // LANES, packer.take(plan.size_bytes)).reshape(-1)
+    values = [to_f32(kind, raw, k).view(np.uint8) for kind, raw in zip(types, raws, strict=True)]
+    return _pack(packer.pack, plan.layout, "F32", _join(values, interleave), k)
+
+
+def _pack(pack: Pack, layout: Layout, stored: str, raw: NDArray[np.uint8], k: int) -> NDArray[np.uint8]:
+    element = {"F32": "<f4", "F16": "<u2", "BF16": "<u2"}.get(stored, "u1")
+    # Files align tensors to 8 bytes or not at all; a copy is made only where the elements do not lie naturally.
+    return pack(layout, stored, np.require(raw.view(element), requirements=("C", "A")), len(raw), k)
 
 
 def _rows(part: SourcePart) -> NDArray[np.uint8]:
@@ -154,16 +167,20 @@ def _rows(part: SourcePart) -> NDArray[np.uint8]:
     return np.ascontiguousarray(moved).reshape(part.n, -1)
 
 
-def _join(raws: list[NDArray[np.uint8]], interleave: int) -> NDArray[np.uint8]:
-    """Returns the parts' rows one after the other, or of each pair of parts ``interleave`` rows in turn."""
+def _join(raws: list[NDArray[np.uint8]], interleave: int, out: NDArray[np.uint8] | None = None) -> NDArray[np.uint8]:
+    """Returns the parts' rows one after the other, or of each pair of parts ``interleave`` rows in turn.
+
+    ``out`` is where they shall lie, if it is given.
+    """
     if len(raws) == 1:
         return raws[0]
+    row_bytes = raws[0].shape[1]
     if interleave:
         raws = [
-            np.stack([raw.reshape(-1, interleave, raw.shape[1]) for raw in pair], axis=1).reshape(-1, pair[0].shape[1])
+            np.stack([raw.reshape(-1, interleave, row_bytes) for raw in pair], axis=1).reshape(-1, row_bytes)
             for pair in zip(raws[::2], raws[1::2], strict=True)
         ]
-    return np.concatenate(raws)
+    return np.concatenate(raws, out=None if out is None else out.reshape(-1, row_bytes))
 
 
 def _vector(plan: WeightPlan) -> NDArray[np.float32]:

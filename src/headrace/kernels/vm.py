@@ -133,10 +133,11 @@ def pack(
 
     Args:
         layout: a matrix layout.
-        source: ``F32``, ``BF16``, ``F16`` (raw is [n, k] of that width) or ``Q8_0``, ``Q4_0``, ``Q4_1`` (GGUF blocks).
+        source: ``F32``, ``BF16``, ``F16`` (raw is [n, k] of that width) or the GGUF blocks ``Q4_0``, ``Q4_1``, ``Q5_0``,
+            ``Q5_1``, ``Q8_0``, ``Q4_K``, ``Q5_K``, ``Q6_K``.
         raw: the source in row-major order, any dtype of the right total size.
         n: output columns of the product, any positive number.
-        k: inputs, a multiple of 32.
+        k: inputs, a multiple of 32, and of 256 for the three of K.
         threads: how many to use.
         memory: where the result shall lie; None gives it an array of its own.
 
@@ -149,6 +150,24 @@ def pack(
         _native.pack(layout, source, _as_bytes(raw), n, k, threads, out)
     except ValueError as error:
         raise ModelFormatError(f"cannot pack a weight as {layout.name}: {error}") from error
+    return out
+
+
+def dequantise(source: str, raw: NDArray[np.generic], n: int, k: int) -> NDArray[np.float32]:
+    """The stored weights as f32 [n, k]: bit for bit what the ``gguf`` package's reference gives.
+
+    Args:
+        source, raw, n, k: as for ``pack``.
+
+    Raises:
+        ModelFormatError: the shape or the size do not allow it.
+    """
+    try:
+        _native.packed_bytes(Layout.F32, n, k)
+        out = np.empty((n, k), dtype=np.float32)
+        _native.dequantise(source, _as_bytes(raw), n, k, out)
+    except ValueError as error:
+        raise ModelFormatError(f"cannot read a weight of {source}: {error}") from error
     return out
 
 

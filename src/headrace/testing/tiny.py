@@ -172,7 +172,7 @@ def write_tiny_gguf(
     """Writes one GGUF file of architecture ``llama`` with its tokenizer and returns the path.
 
     Args:
-        matrix_type: F32, F16, BF16, Q4_0, Q4_1 or Q8_0, for every matrix but the embedding and the head.
+        matrix_type: a type of ``tiny_blocks.encode``, for every matrix but the embedding and the head.
         types: overrides by GGUF tensor name, e.g. ``{"blk.0.attn_q.weight": "Q4_0"}``.
     """
     shape = TinyShape(layers, width, heads, kv_heads, head_size, hidden, vocab_size, is_tied, context_tokens)

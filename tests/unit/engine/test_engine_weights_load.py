@@ -12,6 +12,7 @@ from headrace.base.errors import ConfigError, ModelFormatError, ModelUnsupported
 from headrace.engine.quantize import packed_bytes, to_f32
 from headrace.engine.weight_plan import plan_weights, weight_bytes
 from headrace.engine.weights import PackedWeight, load_weights
+from headrace.kernels.vm import unpack
 from headrace.program.ir import Program
 from headrace.program.opcodes import Layout
 from headrace.program.spec import build_program, spec_from_files
@@ -47,6 +48,16 @@ def opened(path: Path) -> tuple[ModelFiles, Program]:
 
 def by_name(program: Program, weights: list[PackedWeight]) -> dict[str, PackedWeight]:
     return {spec.name: weight for spec, weight in zip(program.weights, weights, strict=True)}
+
+
+def stored_as(values: NDArray[np.float32], kind: str) -> NDArray[np.float32]:
+    """Returns the values as a file of ``kind`` holds them."""
+    raw = np.frombuffer(encode(values, kind).data, np.uint8).reshape(len(values), -1)
+    return to_f32(kind, raw, values.shape[1])
+
+
+def unpacked(weight: PackedWeight) -> NDArray[np.float32]:
+    return unpack(weight.layout, weight.data, weight.n, weight.k)
 
 
 def as_f32(weight: PackedWeight) -> NDArray[np.float32]:
@@ -116,7 +127,15 @@ def test_norms_and_rope_are_plain_f32(tmp_path: Path, shape: TinyShape) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "layout"),
-    [("Q8_0", Layout.Q8), ("Q4_0", Layout.Q4), ("Q4_1", Layout.Q4M), ("F16", Layout.BF16), ("BF16", Layout.BF16)],
+    [
+        ("Q8_0", Layout.Q8),
+        ("Q4_0", Layout.Q4),
+        ("Q4_1", Layout.Q4M),
+        ("Q5_0", Layout.Q8),
+        ("Q5_1", Layout.Q8),
+        ("F16", Layout.BF16),
+        ("BF16", Layout.BF16),
+    ],
 )
 def test_stored_blocks_keep_their_own_layout(tmp_path: Path, kind: str, layout: Layout) -> None:
     files, program = opened(write_tiny_gguf(tmp_path / "m.gguf", matrix_type=kind))
@@ -132,24 +151,49 @@ def test_stored_blocks_keep_their_own_layout(tmp_path: Path, kind: str, layout: 
 def test_a_fused_weight_of_q4_0_and_q4_1_becomes_q4m_without_loss(tmp_path: Path, shape: TinyShape) -> None:
     path = write_tiny_gguf(tmp_path / "m.gguf", layers=1, matrix_type="Q4_1", types={"blk.0.ffn_gate.weight": "Q4_0"})
     files, program = opened(path)
-    pack = RecordingPack()
 
-    weights = by_name(program, load_weights(files, program, pack=pack))
+    weight = by_name(program, load_weights(files, program))["layers.0.gate_up"]
 
-    gate = tiny_tensors(shape, 0)["model.layers.0.mlp.gate_proj.weight"]
-    raw = np.frombuffer(encode(gate, "Q4_0").data, np.uint8).reshape(len(gate), -1)
-    assert weights["layers.0.gate_up"].layout is Layout.Q4M
-    assert np.allclose(pack.only(192, 64)[:16], to_f32("Q4_0", raw, 64)[:16], rtol=0, atol=1e-7)
+    tensors = tiny_tensors(shape, 0)
+    truth = [
+        stored_as(tensors[f"model.layers.0.mlp.{part}_proj.weight"], kind).reshape(-1, 16, 64)
+        for part, kind in (("gate", "Q4_0"), ("up", "Q4_1"))
+    ]
+    assert weight.layout is Layout.Q4M
+    assert np.allclose(unpacked(weight), np.stack(truth, axis=1).reshape(-1, 64), rtol=0, atol=1e-7)
 
 
-def test_a_fused_weight_of_unlike_types_becomes_bf16(tmp_path: Path) -> None:
-    files, program = opened(write_tiny_gguf(tmp_path / "m.gguf", types={"blk.0.attn_v.weight": "Q8_0"}))
-    pack = RecordingPack()
+@pytest.mark.parametrize(
+    ("types", "layout", "bits"),
+    [
+        (("Q5_0", "Q4_0", "Q8_0"), Layout.Q8, None),
+        (("Q4_1", "Q5_1", "Q8_0"), Layout.Q8, 7),
+        (("Q4_K", "Q4_K", "Q6_K"), Layout.Q8, 7),
+        (("Q4_K", "Q4_1", "Q4_K"), Layout.Q4M, 9),
+        (("Q8_0", "Q8_0", "BF16"), Layout.BF16, 8),
+    ],
+)
+def test_a_fused_weight_of_unlike_types_takes_the_layout_that_holds_all(
+    tmp_path: Path, types: tuple[str, ...], layout: Layout, bits: int | None
+) -> None:
+    width = 256
+    named = {f"blk.0.attn_{part}.weight": kind for part, kind in zip("qkv", types, strict=True)}
+    path = write_tiny_gguf(tmp_path / "m.gguf", layers=1, width=width, matrix_type="Q4_1", types=named)
+    files, program = opened(path)
 
-    weights = by_name(program, load_weights(files, program, pack=pack))
+    weight = by_name(program, load_weights(files, program))["layers.0.qkv"]
 
-    assert weights["layers.0.qkv"].layout is Layout.BF16
-    assert (Layout.BF16, "F32") in pack.calls
+    tensors = tiny_tensors(TinyShape(layers=1, width=width), 0)
+    truth = [
+        stored_as(tensors[f"model.layers.0.self_attn.{part}_proj.weight"], kind)
+        for part, kind in zip("qkv", types, strict=True)
+    ]
+    expected = np.concatenate(truth)
+    assert weight.layout is layout
+    # Relative to the largest of a row: half a step of Q8 (1/254, and what f16 takes from the scale) or bf16 (2^-8), or
+    # scale and minimum rounded to f16 (2^-11 of two terms that partly cancel).
+    limit = 0 if bits is None else 2.0**-bits * np.abs(expected).max(1, keepdims=True)
+    assert (np.abs(unpacked(weight) - expected) <= limit).all()
 
 
 @pytest.mark.parametrize(
@@ -261,7 +305,7 @@ def test_block_types_without_a_kernel_are_refused_by_name(tmp_path: Path) -> Non
     path = write_tiny_gguf(tmp_path / "m.gguf", width=256, hidden=256, matrix_type="Q8_0")
     files, program = opened(path)
     tensor = files.tensors["blk.0.ffn_down.weight"]
-    files.tensors["blk.0.ffn_down.weight"] = type(tensor)(tensor.name, "Q6_K", tensor.shape, tensor.data)
+    files.tensors["blk.0.ffn_down.weight"] = type(tensor)(tensor.name, "IQ4_XS", tensor.shape, tensor.data)
 
-    with pytest.raises(ModelUnsupportedError, match=r"blk\.0\.ffn_down\.weight is stored as Q6_K"):
+    with pytest.raises(ModelUnsupportedError, match=r"blk\.0\.ffn_down\.weight is stored as IQ4_XS"):
         plan_weights(files, program, dtype="bf16", quantization="none")

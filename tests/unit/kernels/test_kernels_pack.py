@@ -8,6 +8,7 @@ import pytest
 
 from headrace.base.errors import ModelFormatError
 from headrace.kernels import vm
+from headrace.program.layouts import unpack
 from headrace.program.opcodes import Layout
 
 N, K = 35, 96  # neither a multiple of the sixteen lanes nor a power of two
@@ -16,7 +17,15 @@ GGUF_TYPES = {
     "Q8_0": gguf.GGMLQuantizationType.Q8_0,
     "Q4_0": gguf.GGMLQuantizationType.Q4_0,
     "Q4_1": gguf.GGMLQuantizationType.Q4_1,
+    "Q5_0": gguf.GGMLQuantizationType.Q5_0,
+    "Q5_1": gguf.GGMLQuantizationType.Q5_1,
+    "Q4_K": gguf.GGMLQuantizationType.Q4_K,
+    "Q5_K": gguf.GGMLQuantizationType.Q5_K,
+    "Q6_K": gguf.GGMLQuantizationType.Q6_K,
 }
+WIDE_K = 512  # two blocks of 256
+HALF_EDGES = np.array([0x0000, 0x8000, 0x0001, 0x83FF, 0x0400, 0x3C00, 0xBC00, 0x7BFF, 0xFBFF, 0x2E66], np.uint16)
+"""f16: zeros, subnormals of both signs, the smallest normal, ±1, the largest of both signs, and 0.1."""
 
 
 def _values(seed: int = 1) -> np.ndarray:
@@ -40,6 +49,97 @@ def test_gguf_blocks_keep_their_numbers(source: str, layout: Layout) -> None:
     packed = vm.pack(layout, source, blocks, N, K)
 
     assert np.array_equal(vm.unpack(layout, packed, N, K), gguf.quants.dequantize(blocks, GGUF_TYPES[source]))
+
+
+def _halves_of(kind: str, blocks: np.ndarray) -> list[np.ndarray]:
+    """Returns where the f16 scales (and minimums) of blocks [B, bytes] stand, as views [B, 2] of uint8."""
+    starts = {"Q6_K": [208], "Q4_1": [0, 2], "Q5_1": [0, 2], "Q4_K": [0, 2], "Q5_K": [0, 2]}.get(kind, [0])
+    return [blocks[:, start : start + 2] for start in starts]
+
+
+def _random_blocks(kind: str, n: int, k: int, halves: np.ndarray, seed: int = 7) -> np.ndarray:
+    """Returns blocks [n, row bytes] of random bits whose f16 scales and minimums are drawn from ``halves``."""
+    rng = np.random.default_rng(seed)
+    values, size = gguf.GGML_QUANT_SIZES[GGUF_TYPES[kind]]
+    blocks = rng.integers(0, 256, (n * k // values, size), dtype=np.uint8)
+    for place in _halves_of(kind, blocks):
+        place[:] = rng.choice(halves, len(blocks)).view(np.uint8).reshape(-1, 2)
+    # Blocks of nothing but zero bits and one bits, between the edges.
+    blocks[0], blocks[1] = 0, 255
+    for place in _halves_of(kind, blocks[:2]):
+        place[:] = halves[-1:].view(np.uint8)
+    return blocks.reshape(n, -1)
+
+
+@pytest.mark.parametrize("kind", GGUF_TYPES)
+def test_every_gguf_type_dequantises_bit_for_bit_as_the_reference_does(kind: str) -> None:
+    blocks = _random_blocks(kind, N, WIDE_K, HALF_EDGES)
+    wanted = gguf.quants.dequantize(blocks, GGUF_TYPES[kind])
+
+    found = vm.dequantise(kind, blocks, N, WIDE_K)
+    packed = vm.unpack(Layout.F32, vm.pack(Layout.F32, kind, blocks, N, WIDE_K), N, WIDE_K)
+
+    # As bits: −0 is not 0 here.
+    assert np.array_equal(found.view(np.uint32), wanted.view(np.uint32))
+    assert np.array_equal(packed.view(np.uint32), wanted.view(np.uint32))
+
+
+@pytest.mark.parametrize("kind", GGUF_TYPES)
+def test_scales_that_are_not_numbers_stay_so(kind: str) -> None:
+    blocks = _random_blocks(kind, 2, WIDE_K, np.array([0x7C00, 0xFC00, 0x7E00], np.uint16))
+    with np.errstate(invalid="ignore"):
+        wanted = gguf.quants.dequantize(blocks, GGUF_TYPES[kind])
+
+    assert np.array_equal(vm.dequantise(kind, blocks, 2, WIDE_K), wanted, equal_nan=True)
+
+
+# Scales as models have them: about 0.002, and 1/64 of that where they are multiplied by six bits.
+@pytest.mark.parametrize(
+    ("kind", "layout", "bits"),
+    [
+        ("Q4_0", Layout.Q8, None),
+        ("Q5_0", Layout.Q8, None),
+        ("Q5_1", Layout.Q8, 7),
+        ("Q5_K", Layout.Q8, 7),
+        ("Q6_K", Layout.Q8, 7),
+    ],
+)
+def test_the_layout_of_a_gguf_type_holds_its_numbers(kind: str, layout: Layout, bits: int | None) -> None:
+    blocks = _random_blocks(kind, N, WIDE_K, np.array([0x1000, 0x1456, 0x17FF], np.uint16))
+    wanted = gguf.quants.dequantize(blocks, GGUF_TYPES[kind])
+
+    found = vm.unpack(layout, vm.pack(layout, kind, blocks, N, WIDE_K, threads=2), N, WIDE_K)
+
+    if bits is None:
+        assert np.array_equal(found, wanted)
+    else:
+        # Half a step of 1/127 of the group's largest, and a scale that f16 rounds by 2^-25 where it is subnormal.
+        largest = np.abs(wanted).reshape(N, -1, 32).max(-1, keepdims=True)
+        gap = np.abs(found - wanted).reshape(N, -1, 32)
+        assert (gap <= largest * 2.0**-bits * 0.51 + 127 * 2.0**-25).all()
+        assert gap.max() > 0  # else the row of the table should say that it is exact
+
+
+def test_q4_k_keeps_its_integers_and_rounds_scale_and_minimum_to_f16() -> None:
+    blocks = _random_blocks("Q4_K", N, WIDE_K, np.array([0x1000, 0x1456, 0x2E66], np.uint16))
+
+    numbers = unpack(Layout.Q4M, vm.pack(Layout.Q4M, "Q4_K", blocks, N, WIDE_K), N, WIDE_K)
+
+    parts = blocks.reshape(-1, 144)
+    units = np.ascontiguousarray(parts[:, :4]).view(np.float16).astype(np.float32)
+    scales, mins = gguf.quants.Q4_K.get_scale_min(np.ascontiguousarray(parts[:, 4:16]))
+    nibbles = parts[:, 16:].reshape(-1, 4, 1, 32)
+    assert np.array_equal(
+        numbers.values.reshape(-1, 256), np.concatenate([nibbles & 15, nibbles >> 4], 2).reshape(-1, 256)
+    )
+    assert np.array_equal(numbers.scales.reshape(-1, 8), (units[:, :1] * scales).astype(np.float16))
+    assert np.array_equal(numbers.mins.reshape(-1, 8), (-units[:, 1:] * mins).astype(np.float16))
+
+
+@pytest.mark.parametrize("kind", ["Q4_K", "Q5_K", "Q6_K"])
+def test_rows_that_split_a_block_are_refused(kind: str) -> None:
+    with pytest.raises(ModelFormatError, match="block of 256"):
+        vm.pack(Layout.F32, kind, np.zeros(16 * 210, np.uint8), 16, 288)
 
 
 def test_q4_0_blocks_keep_their_numbers_beside_q4_1() -> None:
@@ -149,7 +249,7 @@ def test_pack_with_two_threads_gives_the_same_bytes() -> None:
         (Layout.Q8, "Q8_0", 33, 1, 32),
         (Layout.Q8, "Q8_0", 34, 1, 33),
         (Layout.Q8, "Q8_0", 0, 0, 32),
-        (Layout.Q8, "Q5_K", 34, 1, 32),
+        (Layout.Q8, "Q2_K", 34, 1, 32),
         (Layout.VECTOR_F32, "F32", 128, 1, 32),
         (Layout.F32, "F32", 128, -1, 32),
     ],
