@@ -58,6 +58,7 @@ class _Call(NamedTuple):
     counts: Int32s
     bias_ids: Int32s
     bias_values: Float32s
+    masks: npt.NDArray[np.uint32]
 
 
 class Executor:
@@ -66,7 +67,7 @@ class Executor:
     Args:
         max_rows, max_sequences: limits of a plan, as given to the VM.
         context_tokens: the longest sequence; sizes the block tables.
-        vocab_size: sizes the (unused) token masks.
+        vocab_size: sizes the token masks.
     """
 
     def __init__(self, vm: StepVm, *, max_rows: int, max_sequences: int, context_tokens: int, vocab_size: int) -> None:
@@ -78,7 +79,7 @@ class Executor:
         self._seq_starts = np.zeros(max_sequences + 1, np.int32)  # [S + 1]
         self._tables = np.zeros((max_sequences, max_blocks), np.int32)  # [S, B] in step order
         self._outputs = np.zeros(max_rows, OUTPUT_DTYPE)  # [L]
-        self._masks = np.empty((0, -(-vocab_size // 32)), np.uint32)
+        self._masks = np.zeros((max_sequences, -(-vocab_size // 32)), np.uint32)  # [S, words]
         self._slot_tables = np.zeros((max_sequences, max_blocks), np.int32)
         self._slot_num_blocks = [0] * max_sequences
         self._slot_seats = [0] * max_sequences
@@ -112,14 +113,14 @@ class Executor:
             counts=call.counts,
             bias_ids=call.bias_ids,
             bias_values=call.bias_values,
-            masks=self._masks,
+            masks=call.masks,
         )
         return StepResult(results, top_ids, top_logprobs)
 
     def _prepare(self, plan: StepPlan) -> _Call:
         """Fills the arrays for a plan, and keeps them for a repetition where only tokens and positions will move."""
         num_rows = self._write_rows(plan)
-        counts, biases = self._write_outputs(plan)
+        counts, biases, num_masks = self._write_outputs(plan)
         num_sequences = len(plan.chunks)
         outputs = self._outputs[: plan.num_sampled + plan.num_scored]
         call = _Call(
@@ -133,8 +134,9 @@ class Executor:
             counts=np.concatenate([values for _, values in counts]) if counts else _NO_INTS,
             bias_ids=np.concatenate([ids for ids, _ in biases]) if biases else _NO_INTS,
             bias_values=np.concatenate([values for _, values in biases]) if biases else _NO_FLOATS,
+            masks=self._masks[:num_masks],
         )
-        has_history = bool(counts or biases)  # penalties and bans change from step to step
+        has_history = bool(counts or biases or num_masks)  # penalties, bans and masks change from step to step
         self._repeat = None if has_history else call
         return call
 
@@ -174,8 +176,8 @@ class Executor:
         np.take(self._slot_tables, slots, axis=0, out=self._tables[: len(slots)])
         return num_rows
 
-    def _write_outputs(self, plan: StepPlan) -> tuple[list[tuple[Int32s, Int32s]], list[tuple[Int32s, Float32s]]]:
-        """Fills the output rows; returns the penalty counts and biases that they point into."""
+    def _write_outputs(self, plan: StepPlan) -> tuple[list[tuple[Int32s, Int32s]], list[tuple[Int32s, Float32s]], int]:
+        """Fills the output rows and masks; returns the penalty counts, biases and masks that they point into."""
         outputs = self._outputs
         sampled = [(chunk, chunk.request) for chunk in plan.chunks if chunk.is_sampled]
         if sampled:
@@ -190,7 +192,7 @@ class Executor:
             outputs["position"][: len(sampled)] = [request.num_tokens for _, request in sampled]
         counts: list[tuple[Int32s, Int32s]] = []
         biases: list[tuple[Int32s, Float32s]] = []
-        num_counts = num_biases = 0
+        num_counts = num_biases = num_masks = 0
         for index, (_, request) in enumerate(sampled):
             if request.counts is not None:
                 outputs[index]["counts_start"] = num_counts
@@ -202,9 +204,13 @@ class Executor:
                 outputs[index]["bias_len"] = len(bias[0])
                 biases.append(bias)
                 num_biases += len(bias[0])
+            if request.has_mask:
+                outputs[index]["mask"] = num_masks
+                request.fill_mask(self._masks[num_masks])
+                num_masks += 1
         if plan.num_scored:
             self._write_scores(plan, len(sampled))
-        return counts, biases
+        return counts, biases, num_masks
 
     def _write_scores(self, plan: StepPlan, first: int) -> None:
         outputs = self._outputs

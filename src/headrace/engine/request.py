@@ -6,6 +6,8 @@ Tokens are never lost: preemption drops the KV of all of them and keeps the ids,
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import msgspec
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +21,24 @@ BANNED_BIAS = -1.0e9
 Bias = tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]
 
 
+class TokenRule(Protocol):
+    """What an answer must follow, token by token: a grammar's state (``text.grammar.GrammarState``)."""
+
+    failure: str | None
+
+    def fill(self, mask: npt.NDArray[np.uint32]) -> None:
+        """Writes which tokens may come next: [words] u32, bit t of word t/32 is token t."""
+        ...
+
+    def accept(self, token: int) -> bool:
+        """Takes the chosen token; gives whether the answer is complete with it."""
+        ...
+
+    def is_end(self, token: int) -> bool:
+        """Whether the token ends the answer and is no part of it."""
+        ...
+
+
 class Request:
     """State of one request.
 
@@ -28,9 +48,11 @@ class Request:
         order: arrival number; the smaller of two equal priorities runs first.
         eos_token_ids: the model's own ends, used unless ``ignore_eos``.
         context_tokens: prompt and output together never exceed this.
+        rule: None, or what its tokens must follow; kept over a preemption, as the tokens are.
     """
 
     __slots__ = (
+        "_allowed",
         "_banned_bias",
         "_bias",
         "admitted_at_s",
@@ -51,6 +73,7 @@ class Request:
         "num_tokens",
         "order",
         "owner",
+        "rule",
         "seat",
         "slot",
         "stop_ids",
@@ -68,10 +91,12 @@ class Request:
         now_s: float,
         eos_token_ids: frozenset[int],
         context_tokens: int,
+        rule: TokenRule | None = None,
     ) -> None:
         self.owner = owner
+        self.rule = rule
         # The ids live on as an array: as a list they take nine times the memory, and thousands may wait.
-        self.submit = msgspec.structs.replace(submit, prompt_ids=[])
+        self.submit = msgspec.structs.replace(submit, prompt_ids=[], allowed_token_ids=None)
         self.order = order
         self.arrived_at_s = now_s
         self.deadline_at_s = now_s + submit.timeout_s
@@ -99,6 +124,7 @@ class Request:
             self.counts = TokenCounts(self.tokens)
         elif sampling.presence_penalty != 0.0 or sampling.frequency_penalty != 0.0:
             self.counts = TokenCounts(self.tokens[:0])  # these two look at the output only
+        self._allowed = None if submit.allowed_token_ids is None else _bits(submit.allowed_token_ids)
         self._bias = _bias(sampling.logit_bias)
         banned = {**sampling.logit_bias, **dict.fromkeys(self.stop_ids, BANNED_BIAS)} if submit.min_tokens else {}
         self._banned_bias = _bias(banned)
@@ -117,6 +143,22 @@ class Request:
     def bias(self) -> Bias | None:
         """Ids (ascending) and what is added to their logits for the next token; None for nothing."""
         return self._banned_bias if self.num_output < self.submit.min_tokens else self._bias
+
+    @property
+    def has_mask(self) -> bool:
+        """Whether only some tokens may be chosen next."""
+        return self.rule is not None or self._allowed is not None
+
+    def fill_mask(self, mask: npt.NDArray[np.uint32]) -> None:
+        """Writes which tokens may be chosen next: [words] u32, bit t of word t/32 is token t."""
+        if self.rule is not None:
+            self.rule.fill(mask)
+        else:
+            mask[:] = np.uint32(0xFFFFFFFF)
+        if self._allowed is not None:
+            num_words = len(self._allowed)
+            mask[:num_words] &= self._allowed
+            mask[num_words:] = 0
 
     def grow(self) -> None:
         """Makes room for all tokens that it may ever have; waiting requests hold only their prompt."""
@@ -170,6 +212,13 @@ class TokenCounts:
         else:
             self.ids = np.insert(self.ids, index, token)
             self.counts = np.insert(self.counts, index, 1)
+
+
+def _bits(ids: list[int]) -> npt.NDArray[np.uint32]:
+    """Gives ids as bits, as far as the highest of them reaches."""
+    flags = np.zeros(-(-(max(ids) + 1) // 32) * 32, np.bool_)
+    flags[ids] = True
+    return np.packbits(flags, bitorder="little").view(np.uint32)
 
 
 def _bias(values: dict[int, float]) -> Bias | None:

@@ -18,7 +18,7 @@ from itertools import islice
 from headrace.base.errors import DeadlineError, NumericalError, OverloadedError, RequestError
 from headrace.engine.blocks import BlockPool
 from headrace.engine.prefix import find_prefix
-from headrace.engine.request import Request
+from headrace.engine.request import Request, TokenRule
 from headrace.engine.step import Chunk, StepPlan, StepResult
 from headrace.engine.validate import check_submit
 from headrace.policy.batch import BatchConfig, BatchDecision, BatchState, BatchView, decide
@@ -123,8 +123,12 @@ class Scheduler:
         """Whether this request is waiting or running."""
         return (owner, request_id) in self._requests
 
-    def submit(self, owner: int, submit: Submit, now_s: float) -> None:
-        """Queues a request, or refuses it with a Failed event. The caller has checked that its id is not in use."""
+    def submit(self, owner: int, submit: Submit, now_s: float, rule: TokenRule | None = None) -> None:
+        """Queues a request, or refuses it with a Failed event. The caller has checked that its id is not in use.
+
+        Args:
+            rule: the state of ``submit.grammar``, compiled.
+        """
         assert not self.has_request(owner, submit.request_id)
         self.totals.received += 1
         try:
@@ -143,6 +147,7 @@ class Scheduler:
             now_s=now_s,
             eos_token_ids=self.config.eos_token_ids,
             context_tokens=self.config.context_tokens,
+            rule=rule,
         )
         self._requests[owner, submit.request_id] = request
         insort(self._waiting, request, key=_importance)
@@ -360,13 +365,24 @@ class Scheduler:
         if token in request.stop_ids and request.num_output >= submit.min_tokens:
             self._finish(request, FinishReason.STOP, now_s, token)
             return
+        is_complete = False
+        if request.rule is not None:
+            is_complete = request.rule.failure is None and request.rule.accept(token)
+            if request.rule.failure is not None:
+                self._fail(request, "grammar_failed", f"the grammar cannot be followed further: {request.rule.failure}")
+                return
+            if is_complete and request.rule.is_end(token):
+                self._finish(request, FinishReason.STOP, now_s, token)
+                return
         request.append(token)
         self.totals.generation_tokens += 1
         if submit.sampling.num_logprobs is None:
             self._tell(request.owner, Tokens(submit.request_id, [token]))
         else:
             self._tell(request.owner, Tokens(submit.request_id, [token], [_logprobs(result, row)]))
-        if request.num_tokens == request.token_limit:
+        if is_complete:
+            self._finish(request, FinishReason.STOP, now_s)
+        elif request.num_tokens == request.token_limit:
             self._finish(request, FinishReason.LENGTH, now_s)
 
     # --- endings --------------------------------------------------------------------------------------------------

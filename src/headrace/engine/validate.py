@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 
 from headrace.base.errors import ContextLengthError, RequestError
-from headrace.protocol.frames import Sampling, Submit
+from headrace.protocol.frames import MAX_GRAMMAR_CHARS, Sampling, Submit
 
 MAX_SAMPLE_LOGPROBS = 20
 MAX_ECHO_LOGPROBS = 256
@@ -43,6 +43,11 @@ def check_submit(submit: Submit, *, vocab_size: int, context_tokens: int) -> Non
     _check_range("priority", submit.priority, -(2**31), 2**31)
     if submit.echo_logprobs is not None:
         _check_range("prompt_logprobs", submit.echo_logprobs, 0, MAX_ECHO_LOGPROBS)
+    if submit.allowed_token_ids is not None:
+        _check_range("allowed_token_ids", len(submit.allowed_token_ids), 1, vocab_size)
+        _check_ids("allowed_token_ids", submit.allowed_token_ids, vocab_size)
+    if submit.grammar is not None:
+        _check_range("grammar", len(submit.grammar.source), 0, MAX_GRAMMAR_CHARS)
     _check_sampling(submit.sampling, vocab_size)
 
 

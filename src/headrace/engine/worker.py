@@ -26,6 +26,7 @@ from headrace.base.errors import EngineError, HeadraceError
 from headrace.base.exits import Exit, exit_code_of
 from headrace.base.log import get_log, setup_log
 from headrace.base.process import die_with_parent, read_inherited
+from headrace.engine.grammars import Grammars
 from headrace.engine.link import Link, Request
 from headrace.engine.loader import Inspection, Loaded, inspect, load
 from headrace.engine.scheduler import Scheduler
@@ -43,6 +44,8 @@ from headrace.protocol.frames import (
     WorkerState,
 )
 from headrace.protocol.launch import WorkerLaunch
+from headrace.text.grammar import GrammarVocabulary
+from headrace.text.tokenizer import Tokenizer
 
 # Sent a little early, because a step may come in between.
 _BEAT_S = 0.8 * HEARTBEAT_INTERVAL_S
@@ -74,6 +77,7 @@ class Worker:
         self._clock = clock
         self._loading = loading
         self._scheduler = Scheduler(inspection.scheduler_config)
+        self._grammars = Grammars(lambda: _vocabulary(inspection), link.wake)
         self._loaded: Loaded | None = None
         self._load_error: BaseException | None = None
         self._stage = ("opening the model", 0.0)
@@ -156,7 +160,9 @@ class Worker:
             self._is_draining = True
             log.info("drain_started", num_running=self._scheduler.num_running)
             self._next_beat_s = 0.0
-        return self._num_stop_signals > 1 or (self._num_stop_signals == 1 and not self._scheduler.has_work)
+        return self._num_stop_signals > 1 or (
+            self._num_stop_signals == 1 and not self._scheduler.has_work and not self._grammars.num_pending
+        )
 
     def _poll_timeout_s(self) -> float:
         if self._scheduler.has_work:
@@ -172,21 +178,33 @@ class Worker:
             self._take(peer_id, request)
         for peer_id in self._link.take_gone():
             self._scheduler.abort_owner(peer_id)
+            self._grammars.abort_owner(peer_id)
+        for ready in self._grammars.take():
+            if ready.failed is not None:
+                self._link.send(ready.owner, Step([ready.failed]))
+            else:
+                self._scheduler.submit(ready.owner, ready.submit, ready.arrived_at_s, ready.state)
         self._send_events()
 
     def _take(self, peer_id: int, request: Request) -> None:
         match request:
             case Submit():
                 refusal = self._refusal()
-                if self._scheduler.has_request(peer_id, request.request_id):
+                request_id = request.request_id
+                if self._scheduler.has_request(peer_id, request_id) or self._grammars.has_request(peer_id, request_id):
                     self._link.cut(peer_id, "a request id is in use already")
                 elif refusal is not None:
                     code, message = refusal
                     failed = Failed(request.request_id, code, message, has_started=False)
                     self._link.send(peer_id, Step([failed]))
+                elif request.grammar is not None:
+                    self._grammars.start(peer_id, request, self._clock.now_s())
                 else:
                     self._scheduler.submit(peer_id, request, self._clock.now_s())
             case Abort():
+                aborted = self._grammars.abort(peer_id, request.request_id)
+                if aborted is not None:
+                    self._link.send(peer_id, Step([aborted]))
                 self._scheduler.abort(peer_id, request.request_id, self._clock.now_s())
             case Drain():
                 self._is_draining = True
@@ -250,7 +268,7 @@ class Worker:
             state=self.state,
             num_steps=totals.steps,
             num_running=scheduler.num_running,
-            num_waiting=scheduler.num_waiting,
+            num_waiting=scheduler.num_waiting + self._grammars.num_pending,
             free_blocks=scheduler.pool.num_free,
             evictable_blocks=scheduler.pool.num_evictable,
             total_blocks=scheduler.pool.total,
@@ -264,6 +282,21 @@ class Worker:
             prompt_tokens_total=totals.prompt_tokens,
             generation_tokens_total=totals.generation_tokens,
         )
+
+
+def _vocabulary(inspection: Inspection) -> GrammarVocabulary:
+    """Reads the model's tokenizer, for grammars."""
+    files = inspection.files
+    is_gguf = files.kind == "gguf"
+    tokenizer = Tokenizer.from_gguf(files.metadata) if is_gguf else Tokenizer.from_files(files.tokenizer_files)
+    vocab_size = inspection.spec.vocab_size
+    return GrammarVocabulary(
+        [tokenizer.token_bytes(index) for index in range(min(tokenizer.vocab_size, vocab_size))],
+        sorted(index for index in tokenizer.special_ids if index < vocab_size),
+        sorted(inspection.spec.eos_token_ids),
+        vocab_size,
+        lambda text: tokenizer.encode(text, add_special=False),
+    )
 
 
 def main(arguments: list[str] | None = None) -> int:

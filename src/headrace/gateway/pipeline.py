@@ -510,7 +510,7 @@ class Run:
                 return DeadlineError(event.message)
             case "numerical_error":
                 return NumericalError(event.message)
-            case "context_length_exceeded" | "invalid_value":
+            case "context_length_exceeded" | "invalid_value" | "invalid_grammar" | "grammar_failed":
                 return RequestError(event.message, code=event.code)
             case _:
                 return EngineError("the engine failed this request", code="engine_error")

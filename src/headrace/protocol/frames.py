@@ -15,8 +15,9 @@ from enum import StrEnum
 
 import msgspec
 
-LINK_VERSION = 1
+LINK_VERSION = 2
 MAX_FRAME_BYTES = 64 * 2**20
+MAX_GRAMMAR_CHARS = 2**18
 HEARTBEAT_INTERVAL_S = 0.5
 
 
@@ -63,6 +64,21 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     num_logprobs: int | None = None
 
 
+class GrammarKind(StrEnum):
+    """What a grammar's source is written in: a JSON Schema, a regular expression (Rust's), or llguidance's Lark."""
+
+    JSON = "json"
+    REGEX = "regex"
+    LARK = "lark"
+
+
+class Grammar(msgspec.Struct, frozen=True):
+    """What an answer must look like, from its first to its last token."""
+
+    kind: GrammarKind
+    source: str
+
+
 class Hello(msgspec.Struct, tag="hello", tag_field="t", frozen=True):
     """First frame of a peer. ``peer`` is ``front`` or ``supervisor``, for logs only."""
 
@@ -83,6 +99,8 @@ class Submit(msgspec.Struct, tag="submit", tag_field="t", frozen=True, omit_defa
         priority: lower runs first; equal ones first come, first served.
         cache_salt: prefix-cache blocks are shared only between equal salts.
         echo_logprobs: None, or how many top log-probabilities to report for every prompt position (0..256).
+        allowed_token_ids: None, or the only ids that may be chosen.
+        grammar: None, or what the answer must follow; where it may end, the model's end-of-sequence ids end it.
     """
 
     request_id: str
@@ -96,6 +114,8 @@ class Submit(msgspec.Struct, tag="submit", tag_field="t", frozen=True, omit_defa
     priority: int = 0
     cache_salt: str = ""
     echo_logprobs: int | None = None
+    allowed_token_ids: list[int] | None = None
+    grammar: Grammar | None = None
 
 
 class Abort(msgspec.Struct, tag="abort", tag_field="t", frozen=True):

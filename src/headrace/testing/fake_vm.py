@@ -71,6 +71,9 @@ class FakeVm:
             known = self._read(block_tables[row_sequences[row]], int(positions[row]) + 1)
             assert output["position"] == len(known)
             banned = self._banned(output, bias_ids, bias_values)
+            if output["mask"] >= 0:
+                bits = np.unpackbits(masks[output["mask"]].view(np.uint8), bitorder="little")[: self._vocab_size]
+                banned |= frozenset(np.flatnonzero(bits == 0).tolist())
             penalties = self._penalties(output, count_ids, counts)
             seed = int(output["seed"]) + penalties
             chosen = next_token(known, seed, self._vocab_size, banned)
