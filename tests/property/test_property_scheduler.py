@@ -12,7 +12,7 @@ import pytest
 
 from headrace.engine.scheduler import SchedulerConfig
 from headrace.protocol.frames import Failed, Finished, FinishReason, Sampling, Submit
-from headrace.testing.fake_vm import next_token
+from headrace.testing.fake_vm import FakeVm, next_token
 from headrace.testing.machine import Machine
 
 VOCAB = 50  # small, so that stop ids are met and prompts share their starts
@@ -27,6 +27,7 @@ def random_config(rng: random.Random) -> SchedulerConfig:
         max_sequences=max_sequences,
         max_step_tokens=max_sequences + rng.choice([0, 1, 7, 64]),
         has_prefix_cache=rng.random() < 0.8,
+        window_tokens=rng.choice([0, 0, 1, 20, 32, 45]),
     )
 
 
@@ -48,29 +49,36 @@ def random_submit(rng: random.Random, index: int) -> Submit:
     )
 
 
+def machine_of(config: SchedulerConfig) -> Machine:
+    return Machine(config, FakeVm(config.num_blocks, config.vocab_size, window=config.window_tokens))
+
+
 @cache
-def _lone_tokens(prompt: tuple[int, ...], seed: int, max_tokens: int, min_tokens: int, ignore_eos: bool) -> list[int]:
+def _lone_tokens(
+    prompt: tuple[int, ...], seed: int, max_tokens: int, min_tokens: int, ignore_eos: bool, window: int
+) -> list[int]:
     tokens = list(prompt)
     eos = BASE.eos_token_ids if not ignore_eos else frozenset[int]()
     while len(tokens) < min(len(prompt) + max_tokens, BASE.context_tokens):
         banned = eos if len(tokens) - len(prompt) < min_tokens else frozenset[int]()
-        token = next_token(np.array(tokens, np.int32), seed, VOCAB, banned)
+        token = next_token(np.array(tokens[-window:], np.int32), seed, VOCAB, banned)
         if token in eos:
             break
         tokens.append(token)
     return tokens[len(prompt) :]
 
 
-def lone_tokens(submit: Submit) -> list[int]:
+def lone_tokens(submit: Submit, window: int = 0) -> list[int]:
     """What the request must say, by the fake model's definition and nothing else."""
     prompt = tuple(submit.prompt_ids)
-    return _lone_tokens(prompt, submit.sampling.seed, submit.max_tokens, submit.min_tokens, submit.ignore_eos)
+    seed = submit.sampling.seed
+    return _lone_tokens(prompt, seed, submit.max_tokens, submit.min_tokens, submit.ignore_eos, window)
 
 
 @pytest.mark.parametrize("seed", range(40))
 def test_random_life_leaks_nothing_and_changes_nobodys_tokens(seed: int) -> None:
     rng = random.Random(seed)
-    machine = Machine(random_config(rng))
+    machine = machine_of(random_config(rng))
     submits: dict[str, Submit] = {}
     steps_left = rng.randint(50, 150)
     while steps_left or machine.scheduler.has_work:
@@ -86,7 +94,8 @@ def test_random_life_leaks_nothing_and_changes_nobodys_tokens(seed: int) -> None
 
     assert machine.scheduler.pool.num_used == 0
     for request_id, submit in submits.items():
-        ending, heard, said = machine.ending(request_id), machine.tokens(request_id), lone_tokens(submit)
+        ending, heard = machine.ending(request_id), machine.tokens(request_id)
+        said = lone_tokens(submit, machine.scheduler.config.window_tokens)
         if isinstance(ending, Finished) and ending.reason is not FinishReason.ABORTED:
             assert heard == said
         else:
@@ -104,6 +113,47 @@ def test_chunk_size_never_shows_in_the_tokens(max_step_tokens: int) -> None:
 
     for submit in submits:
         assert machine.tokens(submit.request_id) == lone_tokens(submit)
+
+
+@pytest.mark.parametrize("window", [1, 31, 32, 33, 64])
+def test_a_sequence_holds_no_more_blocks_than_its_window_touches(window: int) -> None:
+    machine = machine_of(replace(BASE, window_tokens=window, has_prefix_cache=False))
+    submit = Submit("r", [7] * 40, 110, Sampling(seed=1), ignore_eos=True)
+    machine.submit(submit)
+    most_held = 0
+    while machine.scheduler.has_work:
+        machine.step()
+        machine.scheduler.check()
+        if len(machine.tokens("r")) > window:
+            most_held = max(most_held, machine.scheduler.pool.num_used)
+
+    assert machine.tokens("r") == lone_tokens(submit, window)
+    assert 1 <= most_held <= (window + 30) // 32 + 1
+
+
+def test_blocks_behind_the_window_let_more_sequences_run() -> None:
+    def peak(window: int) -> int:
+        machine = machine_of(replace(BASE, num_blocks=8, max_sequences=8, window_tokens=window, has_prefix_cache=False))
+        # Each grows to five blocks: three of them do not fit beside each other unless old ones are given back.
+        submits = [Submit(f"r{index}", [7] * 30, 120, Sampling(seed=index), ignore_eos=True) for index in range(4)]
+        machine.run(*submits)
+        for submit in submits:
+            assert machine.tokens(submit.request_id) == lone_tokens(submit, window)
+        return machine.scheduler.totals.preemptions
+
+    assert peak(0) > 0
+    assert peak(32) == 0
+
+
+def test_published_blocks_behind_the_window_are_found_by_others() -> None:
+    machine = machine_of(replace(BASE, num_blocks=20, max_step_tokens=512, window_tokens=32))
+    prompt = [token % VOCAB for token in range(129)]
+    machine.run(Submit("first", prompt, 20, ignore_eos=True))
+
+    machine.run(Submit("second", prompt, 20, ignore_eos=True))
+
+    assert machine.scheduler.totals.prefix_hits_tokens == 128
+    assert machine.tokens("second") == machine.tokens("first")
 
 
 def test_one_long_request_and_a_stream_of_short_ones_all_end() -> None:

@@ -66,6 +66,7 @@ class Inspection:
             max_step_tokens=max(launch.max_step_tokens, launch.max_sequences),
             queue_limit=launch.queue_limit,
             has_prefix_cache=launch.prefix_cache,
+            window_tokens=_widest_window(self.spec),
         )
 
 
@@ -238,10 +239,23 @@ def _num_positions(inspection: Inspection) -> int:
 
 
 def _with_window(spec: ModelSpec, window: int | None) -> ModelSpec:
+    """Returns the spec with another window on the layers that have one; on all of them where none has."""
     if window is None:
         return spec
-    per_layer = tuple(replace(layer, window=window) for layer in spec.per_layer)
-    return replace(spec, window=window, per_layer=per_layer)
+    layers = [spec.layer(index) for index in range(spec.layers)]
+    is_mixed = any(layer.window for layer in layers) and not all(layer.window for layer in layers)
+    if not is_mixed:
+        per_layer = tuple(replace(layer, window=window) for layer in spec.per_layer)
+        return replace(spec, window=window, per_layer=per_layer)
+    return replace(
+        spec, per_layer=tuple(replace(layer, window=window) if layer.window else layer for layer in layers)
+    )
+
+
+def _widest_window(spec: ModelSpec) -> int:
+    """Returns the last positions that some layer still sees, 0 where one sees everything."""
+    windows = [spec.layer(index).window for index in range(spec.layers)]
+    return max(windows) if all(windows) else 0
 
 
 def _check_launch(launch: WorkerLaunch) -> None:

@@ -66,6 +66,7 @@ class Request:
         "is_ended",
         "last_token",
         "num_computed",
+        "num_passed",
         "num_preemptions",
         "num_prompt",
         "num_published",
@@ -112,7 +113,8 @@ class Request:
         self.num_scored = 1  # next prompt position to score; the first token has no probability
         self.cached_tokens = 0
         self.num_preemptions = 0
-        self.blocks: list[int] = []
+        self.blocks: list[int] = []  # in sequence order; the first num_passed are given back, their ids are stale
+        self.num_passed = 0
         self.chain = HashChain(submit.cache_salt)
         self.slot = -1  # row of the executor's tables while running
         self.seat = 0  # changes each time that it is let in
@@ -133,6 +135,11 @@ class Request:
     def importance(self) -> tuple[int, int]:
         """Sort key: smaller runs first and is preempted last."""
         return (self.submit.priority, self.order)
+
+    @property
+    def held_blocks(self) -> list[int]:
+        """Blocks that are this sequence's to read and write."""
+        return self.blocks[self.num_passed :] if self.num_passed else self.blocks
 
     @property
     def num_output(self) -> int:

@@ -48,6 +48,8 @@ class SchedulerConfig:
         num_blocks: blocks of the pool.
         queue_limit: requests that may wait.
         has_prefix_cache: whether computed blocks are published for others.
+        window_tokens: last positions that the widest layer sees; a running sequence gives back the blocks that lie
+            wholly before them. 0: some layer sees everything, and nothing is given back.
     """
 
     vocab_size: int
@@ -58,6 +60,7 @@ class SchedulerConfig:
     max_step_tokens: int = 512
     queue_limit: int = 4096
     has_prefix_cache: bool = True
+    window_tokens: int = 0
 
 
 @dataclass(slots=True)
@@ -223,6 +226,8 @@ class Scheduler:
                 self._fail_numerical(request)
                 continue
             self._publish(request, chunk)
+            if self.config.window_tokens:
+                self._pass(request)
             if num_scores:
                 self._score(request, chunk, result, first_score)
             if chunk.is_sampled:
@@ -231,7 +236,7 @@ class Scheduler:
     def fail_step(self, plan: StepPlan, code: str, message: str) -> None:
         """Ends every request of a step that could not be run; their blocks are not trusted any more."""
         for chunk in plan.chunks:
-            self.pool.withdraw(chunk.request.blocks)
+            self.pool.withdraw(chunk.request.held_blocks)
             self._fail(chunk.request, code, message)
 
     def fail_all(self, code: str, message: str) -> None:
@@ -269,7 +274,7 @@ class Scheduler:
             run_rows=[request.num_tokens - request.num_computed for request in running],
             run_computed=[request.num_computed for request in running],
             run_blocks=[len(request.blocks) for request in running],
-            run_releasable_blocks=[pool.num_releasable(request.blocks) for request in running] if is_short else (),
+            run_releasable_blocks=[pool.num_releasable(request.held_blocks) for request in running] if is_short else (),
             wait_rows=[
                 request.num_tokens - len(prefix) * BLOCK_TOKENS for request, prefix in zip(heads, prefixes, strict=True)
             ],
@@ -353,6 +358,14 @@ class Scheduler:
                 self.pool.publish(request.blocks[index], request.chain.hashes[index])
             request.num_published = num_full
 
+    def _pass(self, request: Request) -> None:
+        """Gives back the blocks that no layer sees any more; published ones can still be found by others."""
+        first_seen = request.num_computed - self.config.window_tokens + 1
+        num_passed = max(0, first_seen) // BLOCK_TOKENS
+        if num_passed > request.num_passed:
+            self.pool.release(request.blocks[request.num_passed : num_passed])
+            request.num_passed = num_passed
+
     def _score(self, request: Request, chunk: Chunk, result: StepResult, first_row: int) -> None:
         scores = [_logprobs(result, first_row + offset) for offset in range(chunk.score_stop - chunk.score_start)]
         request.num_scored = chunk.score_stop
@@ -400,7 +413,7 @@ class Scheduler:
 
     def _fail_numerical(self, request: Request) -> None:
         # Its pages may hold the bad values: nobody else may find them.
-        self.pool.withdraw(request.blocks)
+        self.pool.withdraw(request.held_blocks)
         message = f"the model produced a value that is not a number at output token {request.num_output}"
         self._fail(request, NumericalError.code, message)
 
@@ -416,8 +429,9 @@ class Scheduler:
     def _vacate(self, request: Request) -> None:
         """Gives back what a running request holds; the caller takes it out of the running ones."""
         self._is_steady = False
-        self.pool.release(request.blocks)
+        self.pool.release(request.held_blocks)
         request.blocks = []
+        request.num_passed = 0
         request.num_computed = 0
         request.num_published = 0
         self._slots.append(request.slot)
@@ -433,7 +447,7 @@ class Scheduler:
     def check(self) -> None:
         """Asserts the pool's and the queues' invariants; for tests and debugging. Cost: O(blocks)."""
         pool = self.pool
-        held = [block for request in self._running for block in request.blocks]
+        held = [block for request in self._running for block in request.held_blocks]
         assert pool.num_free + pool.num_evictable + len(set(held)) == pool.total
         assert len(self._requests) == len(self._running) + len(self._waiting)
         assert len(self._slots) + len(self._running) == self.config.max_sequences

@@ -29,7 +29,7 @@ class ModelFacts:
     Args:
         architecture: ``decoder-only``, ``encoder-only`` or ``encoder-decoder``.
         context_tokens: the longest sequence that the model was made for.
-        window: its trained sliding window in tokens, None for full attention.
+        window: the sliding window in tokens that it was trained with, if only on some layers; None for full attention.
     """
 
     architecture: str
@@ -64,7 +64,8 @@ def read_facts(path: Path) -> ModelFacts:
     from headrace.registry.model import open_model
 
     spec = spec_from_files(open_model(path, has_vocabulary=False))
-    return ModelFacts(str(spec.architecture), spec.context_tokens, spec.window or None)
+    window = max(spec.layer(index).window for index in range(spec.layers))
+    return ModelFacts(str(spec.architecture), spec.context_tokens, window or None)
 
 
 def resolve(config: Config, facts: ModelFacts, *, num_cpus: int) -> Resolved:

@@ -32,13 +32,17 @@ class FakeVm:
         num_blocks: blocks of the pool.
         vocab_size: tokens are below it.
         nan_after: a sequence that contains this token answers "not a number"; None never does.
+        window: last tokens that the answer depends on, 0 for all. Pages wholly before them are not read.
     """
 
-    def __init__(self, num_blocks: int, vocab_size: int, *, nan_after: int | None = None, max_top: int = 8) -> None:
+    def __init__(
+        self, num_blocks: int, vocab_size: int, *, nan_after: int | None = None, max_top: int = 8, window: int = 0
+    ) -> None:
         self.num_steps = 0
         self._vocab_size = vocab_size
         self._nan_after = nan_after
         self._max_top = max_top
+        self._window = window
         self._pages = np.full((num_blocks, BLOCK_TOKENS), -1, np.int32)
 
     def step(
@@ -68,8 +72,9 @@ class FakeVm:
         top_logprobs = np.zeros((len(outputs), self._max_top), np.float32)
         for index, output in enumerate(outputs):
             row = int(output["row"])
-            known = self._read(block_tables[row_sequences[row]], int(positions[row]) + 1)
-            assert output["position"] == len(known)
+            count = int(positions[row]) + 1
+            known = self._read(block_tables[row_sequences[row]], count)
+            assert output["position"] == count
             banned = self._banned(output, bias_ids, bias_values)
             if output["mask"] >= 0:
                 bits = np.unpackbits(masks[output["mask"]].view(np.uint8), bitorder="little")[: self._vocab_size]
@@ -88,8 +93,11 @@ class FakeVm:
         return results, top_ids, top_logprobs
 
     def _read(self, table: npt.NDArray[np.int32], count: int) -> npt.NDArray[np.int32]:
-        blocks = table[: -(-count // BLOCK_TOKENS)]
-        known = self._pages[blocks].reshape(-1)[:count]
+        first = max(0, count - self._window) if self._window else 0
+        first_block = first // BLOCK_TOKENS
+        blocks = table[first_block : -(-count // BLOCK_TOKENS)]
+        start = first_block * BLOCK_TOKENS
+        known = self._pages[blocks].reshape(-1)[first - start : count - start]
         assert np.all(known >= 0), "a position was read before it was written"
         return known
 
