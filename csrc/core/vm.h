@@ -45,7 +45,10 @@ class Vm {
   const Weight& check_matrix(const char* what, int32_t index, int64_t n, int64_t k) const;
   void check_vector(const char* what, int32_t index, int64_t n) const;
   void check_buffer(const char* what, int64_t offset, int64_t width) const;
-  void check_norm(int32_t norm, int32_t norm_weight, float norm_eps, int64_t k) const;
+  template <class R>
+  void check_prologue(const R& record);
+  static void check_eps(const char* what, float eps);
+  void limit_positions(int64_t positions);
   void run_thread(int32_t thread);
 
   const KernelTable* kernels_;
@@ -54,8 +57,9 @@ class Vm {
   std::vector<bool> has_barrier_;  // one before this record
   Limits limits_;
   KvPool kv_;
-  bool has_kv_ = false;  // any record reads or writes pages
-  int32_t vocab_ = 0;    // least rows of the embedding tables: token ids are below
+  bool has_kv_ = false;         // any record reads or writes pages
+  bool has_positions_ = false;  // any record looks up positions, limits_.max_positions bounds them
+  int32_t vocab_ = 0;           // least rows of the embedding tables: token ids are below
   int32_t head_vocab_ = 0;
   Memory arena_, kv_memory_, scratch_;
   std::vector<int32_t> row_seq_;  // [max_rows]

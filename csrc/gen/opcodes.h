@@ -11,7 +11,7 @@ inline constexpr int32_t kBlockTokens = 32;
 inline constexpr int32_t kLanes = 16;
 inline constexpr int32_t kGroup = 32;
 inline constexpr int32_t kMaxLogprobs = 256;
-inline constexpr int32_t kOpcodeCount = 6;
+inline constexpr int32_t kOpcodeCount = 8;
 
 enum class Opcode : int32_t {
   kEmbed = 1,
@@ -19,17 +19,28 @@ enum class Opcode : int32_t {
   kQkv = 3,
   kAttention = 4,
   kHead = 5,
+  kNorm = 6,
+  kMoe = 7,
 };
 
 enum class Norm : int32_t {
   kNone = 0,
   kRms = 1,
+  kLayer = 2,
 };
 
 enum class Epilogue : int32_t {
   kStore = 0,
   kAdd = 1,
-  kSiluGlu = 2,
+  kGlu = 2,
+};
+
+enum class Activation : int32_t {
+  kNone = 0,
+  kSilu = 1,
+  kGeluTanh = 2,
+  kGeluErf = 3,
+  kRelu = 4,
 };
 
 enum class Layout : int32_t {
@@ -53,7 +64,9 @@ struct EmbedRecord {
   int64_t out;  // [rows, width] f32
   int32_t table;  // any matrix layout, n = vocabulary, k = width
   int32_t width;  // elements of a row
-  float scale;  // multiplies the row
+  float scale;  // multiplies the table's row
+  int32_t positions;  // any matrix layout, n > any position + offset, k = width; or none
+  int32_t position_offset;  // row of position 0
 };
 
 static_assert(sizeof(EmbedRecord) <= kRecordBytes);
@@ -69,8 +82,10 @@ struct LinearRecord {
   int32_t n;  // columns of the weight
   int32_t norm;  // Norm applied to each input row
   int32_t norm_weight;  // VECTOR_F32 [k], or none
+  int32_t norm_bias;  // VECTOR_F32 [k], or none; LAYER only
   float norm_eps;  // epsilon inside the root
   int32_t epilogue;  // Epilogue
+  int32_t activation;  // Activation
 };
 
 static_assert(sizeof(LinearRecord) <= kRecordBytes);
@@ -88,8 +103,13 @@ struct QkvRecord {
   int32_t head_size;  // elements of a head, a multiple of 32
   int32_t norm;  // Norm applied to each input row
   int32_t norm_weight;  // VECTOR_F32 [k], or none
+  int32_t norm_bias;  // VECTOR_F32 [k], or none; LAYER only
   float norm_eps;  // epsilon inside the root
-  int32_t rope;  // ROPE_F32 table, or none; half-split (neox) pairing
+  int32_t q_norm;  // VECTOR_F32 [head_size] of the RMS norm of every q head, or none
+  int32_t k_norm;  // VECTOR_F32 [head_size] of the RMS norm of every k head, or none
+  float qk_norm_eps;  // epsilon of these
+  int32_t rope;  // ROPE_F32 table [positions, rotary_size], or none
+  int32_t rotary_size;  // first elements of a head that turn, i with i + rotary_size/2; 0 without a table
   int32_t layer;  // index of this layer's KV pages
 };
 
@@ -120,12 +140,50 @@ struct HeadRecord {
   int32_t vocab;  // columns that exist (the weight is padded to LANES)
   int32_t norm;  // Norm applied to each input row
   int32_t norm_weight;  // VECTOR_F32 [k], or none
+  int32_t norm_bias;  // VECTOR_F32 [k], or none; LAYER only
   float norm_eps;  // epsilon inside the root
   float scale;  // multiplies the logits
   float softcap;  // tanh cap of the logits, 0 for none
 };
 
 static_assert(sizeof(HeadRecord) <= kRecordBytes);
+
+struct NormRecord {
+  int32_t opcode;  // Opcode
+  int32_t phase;  // records of one phase run without a barrier between them
+  int64_t input;  // [rows, k] f32
+  int64_t out;  // [rows, k] f32, not the input
+  int32_t k;  // elements of a row
+  int32_t norm;  // Norm applied to each input row
+  int32_t norm_weight;  // VECTOR_F32 [k], or none
+  int32_t norm_bias;  // VECTOR_F32 [k], or none; LAYER only
+  float norm_eps;  // epsilon inside the root
+  int32_t epilogue;  // STORE or ADD
+};
+
+static_assert(sizeof(NormRecord) <= kRecordBytes);
+
+struct MoeRecord {
+  int32_t opcode;  // Opcode
+  int32_t phase;  // records of one phase run without a barrier between them
+  int64_t input;  // [rows, k] f32; may be out
+  int64_t out;  // [rows, k] f32
+  int32_t router;  // matrix, n = experts, k inputs
+  int32_t gate_up;  // matrix, n = experts × 2·hidden: expert after expert, tiles alternate gate, up
+  int32_t down;  // matrix, n = experts × k, k = hidden: expert after expert
+  int32_t k;  // width of the rows
+  int32_t hidden;  // width of one expert
+  int32_t experts;  // how many there are
+  int32_t top_k;  // experts of a row
+  int32_t is_renormalised;  // 0 or 1
+  int32_t norm;  // Norm applied to each input row
+  int32_t norm_weight;  // VECTOR_F32 [k], or none
+  int32_t norm_bias;  // VECTOR_F32 [k], or none; LAYER only
+  float norm_eps;  // epsilon inside the root
+  int32_t activation;  // of the gates
+};
+
+static_assert(sizeof(MoeRecord) <= kRecordBytes);
 
 // One instruction as it lies in memory; `as` views it as the struct of its opcode.
 struct alignas(kRecordBytes) Record {

@@ -6,6 +6,7 @@
 #include "ops/embed.h"
 #include "ops/head.h"
 #include "ops/linear.h"
+#include "ops/norm.h"
 #include "ops/qkv.h"
 
 namespace headrace {
@@ -22,6 +23,7 @@ constexpr KernelTable make_table() {
   put(Opcode::kQkv, op_qkv<Isa>);
   put(Opcode::kAttention, op_attention<Isa>);
   put(Opcode::kHead, op_head<Isa>);
+  put(Opcode::kNorm, op_norm<Isa>);
   return table;
 }
 

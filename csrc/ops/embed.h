@@ -1,4 +1,4 @@
-// EMBED: residual rows from token ids, dequantised from any matrix layout.
+// EMBED: rows from token ids, and learned positions, dequantised from any matrix layout.
 #pragma once
 
 #include <cstdint>
@@ -57,11 +57,16 @@ void op_embed(const Record& record, const ThreadContext& context) {
   const Range range = share(step.rows() * groups, context.thread, context.threads);
   float* out = context.buffer<float>(r.out);
   const auto scale = Isa::set1(r.scale);
+  alignas(kAlign) float learned[kGroup];
   for (int64_t item = range.start; item < range.stop; ++item) {
     const int64_t row = item / groups, group = item % groups;
     float* to = out + row * r.width + group * kGroup;
     dequantise_group(table, step.tokens[static_cast<size_t>(row)], group, to);
     for (int i = 0; i < kGroup; i += kLanes) Isa::store(to + i, Isa::mul(Isa::load(to + i), scale));
+    if (r.positions < 0) continue;
+    const int64_t position = int64_t{step.positions[static_cast<size_t>(row)]} + r.position_offset;
+    dequantise_group(context.weights[r.positions], position, group, learned);
+    for (int i = 0; i < kGroup; i += kLanes) Isa::store(to + i, Isa::add(Isa::load(to + i), Isa::load(learned + i)));
   }
 }
 

@@ -136,12 +136,7 @@ class Head {
 
   void run() {
     if (rows_ == 0) return;
-    const Prologue prologue{weight_.layout,
-                            context_.buffer<const float>(record_.input),
-                            record_.k,
-                            static_cast<Norm>(record_.norm),
-                            vector_or_none(context_, record_.norm_weight),
-                            record_.norm_eps};
+    const Prologue prologue = prologue_of(record_, weight_.layout, context_);
     input_ = prepare_rows<Isa>(
         prologue, rows_, [&](int32_t i) { return step_.outputs[static_cast<size_t>(i)].row; }, context_);
     int32_t whole = 0;

@@ -1,4 +1,4 @@
-// LINEAR: out = epilogue(norm(in) · wᵀ + bias). Threads own column tiles.
+// LINEAR: out = epilogue(activation(norm(in) · wᵀ + bias)). Threads own column tiles.
 #pragma once
 
 #include <algorithm>
@@ -11,22 +11,11 @@
 
 namespace headrace {
 
-// x / (1 + e^-x)
-template <class Isa>
-inline typename Isa::F silu(typename Isa::F x) {
-  const auto e = Math<Isa>::exp(Isa::sub(Isa::zero(), x));
-  return Isa::div(x, Isa::add(Isa::set1(1.0f), e));
-}
-
 // y plus the bias of column tile `tile`, of which `count` columns exist.
 template <class Isa>
 inline typename Isa::F with_bias(typename Isa::F y, const float* bias, int64_t tile, int count) {
   if (bias == nullptr) return y;
   return Isa::add(y, count == kLanes ? Isa::load(bias + tile * kLanes) : Isa::load_n(bias + tile * kLanes, count));
-}
-
-static inline const float* vector_or_none(const ThreadContext& context, int32_t weight) {
-  return weight < 0 ? nullptr : reinterpret_cast<const float*>(context.weights[weight].data);
 }
 
 template <class Isa>
@@ -37,16 +26,12 @@ void op_linear(const Record& record, const ThreadContext& context) {
   const int32_t rows = context.step->rows();
   const float* bias = vector_or_none(context, r.bias);
   float* out = context.buffer<float>(r.out);
-  const Prologue prologue{weight.layout,
-                          context.buffer<const float>(r.input),
-                          r.k,
-                          static_cast<Norm>(r.norm),
-                          vector_or_none(context, r.norm_weight),
-                          r.norm_eps};
+  const Prologue prologue = prologue_of(r, weight.layout, context);
   const Activations rows_in = prepare_rows<Isa>(prologue, rows, [](int32_t row) { return row; }, context);
   const int64_t tiles = num_tiles(r.n);
+  const auto activation = static_cast<Activation>(r.activation);
 
-  if (static_cast<Epilogue>(r.epilogue) == Epilogue::kSiluGlu) {
+  if (static_cast<Epilogue>(r.epilogue) == Epilogue::kGlu) {
     const int64_t width = r.n / 2;
     sweep<Isa, 2>(
         weight, rows_in, rows, share(tiles / 2, context.thread, context.threads),
@@ -54,7 +39,7 @@ void op_linear(const Record& record, const ThreadContext& context) {
         [&](int64_t unit, int32_t row, const F(&y)[2]) {
           const F gate = with_bias<Isa>(y[0], bias, 2 * unit, kLanes);
           const F up = with_bias<Isa>(y[1], bias, 2 * unit + 1, kLanes);
-          Isa::store(out + row * width + unit * kLanes, Isa::mul(silu<Isa>(gate), up));
+          Isa::store(out + row * width + unit * kLanes, Isa::mul(Math<Isa>::activate(activation, gate), up));
         });
     return;
   }
@@ -64,7 +49,7 @@ void op_linear(const Record& record, const ThreadContext& context) {
       [&](int64_t unit, int32_t row, const F(&y)[1]) {
         const int count = static_cast<int>(std::min<int64_t>(kLanes, r.n - unit * kLanes));
         float* to = out + row * int64_t{r.n} + unit * kLanes;
-        F value = with_bias<Isa>(y[0], bias, unit, count);
+        F value = Math<Isa>::activate(activation, with_bias<Isa>(y[0], bias, unit, count));
         if (count == kLanes) {
           if (is_added) value = Isa::add(Isa::load(to), value);
           Isa::store(to, value);

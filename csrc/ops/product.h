@@ -74,6 +74,8 @@ struct SecondTerms {
     return terms;
   }
   // Gathers those of rows first … first + count − 1: tiles by the dozen will read them, one after the other.
+  // A template, so that no two instruction sets share its code.
+  template <class Isa>
   void fill(const Activations& a, int64_t first, int32_t count) const {
     const int64_t groups = a.k / kGroup;
     std::fill(starts, starts + groups + 1, 0);
@@ -256,7 +258,7 @@ class UnpackedSweep {
     for (int t = 0; t < T; ++t) tiles_[t] = at, at += groups_ * kUnpackedGroup;
     for (int t = 0; t < T; ++t) sums_[t] = reinterpret_cast<float*>(at), at += kChunkRows * kLanes * 4;
     seconds_ = SecondTerms::place(at, a.k);
-    seconds_.fill(a, first, rows_);
+    seconds_.template fill<Isa>(a, first, rows_);
   }
 
   template <class TileOf, class Emit>

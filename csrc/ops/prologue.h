@@ -34,8 +34,25 @@ struct Prologue {
   int64_t k = 0;
   Norm norm = Norm::kNone;
   const float* norm_weight = nullptr;  // [k], or none
+  const float* norm_bias = nullptr;    // [k], or none
   float norm_eps = 0.0f;
 };
+
+static inline const float* vector_or_none(const ThreadContext& context, int32_t weight) {
+  return weight < 0 ? nullptr : reinterpret_cast<const float*>(context.weights[weight].data);
+}
+
+// The prologue of a record whose product reads a weight of `layout`.
+template <class R>
+static inline Prologue prologue_of(const R& r, Layout layout, const ThreadContext& context) {
+  return {layout,
+          context.buffer<const float>(r.input),
+          r.k,
+          static_cast<Norm>(r.norm),
+          vector_or_none(context, r.norm_weight),
+          vector_or_none(context, r.norm_bias),
+          r.norm_eps};
+}
 
 // 1 / sqrt(mean of squares + eps).
 template <class Isa>
@@ -48,13 +65,35 @@ inline float rms_inverse(const float* x, int64_t k, float eps) {
   return 1.0f / std::sqrt(Isa::reduce_add(sum) / static_cast<float>(k) + eps);
 }
 
+// What a norm takes from a row: each element becomes (x - mean) · inverse. RMS has no mean.
+template <class Isa>
+struct RowNorm {
+  typename Isa::F mean, inverse;
+};
+
+template <class Isa>
+inline RowNorm<Isa> row_norm(const Prologue& p, const float* x) {
+  if (p.norm == Norm::kNone) return {Isa::zero(), Isa::set1(1.0f)};
+  if (p.norm == Norm::kRms) return {Isa::zero(), Isa::set1(rms_inverse<Isa>(x, p.k, p.norm_eps))};
+  auto sum = Isa::zero(), squares = Isa::zero();
+  for (int64_t i = 0; i < p.k; i += kLanes) sum = Isa::add(sum, Isa::load(x + i));
+  const auto mean = Isa::set1(Isa::reduce_add(sum) / static_cast<float>(p.k));
+  for (int64_t i = 0; i < p.k; i += kLanes) {
+    const auto v = Isa::sub(Isa::load(x + i), mean);
+    squares = Isa::fma(v, v, squares);
+  }
+  return {mean, Isa::set1(1.0f / std::sqrt(Isa::reduce_add(squares) / static_cast<float>(p.k) + p.norm_eps))};
+}
+
 // Sixteen elements of the normed row.
 template <class Isa>
-inline typename Isa::F normed(const Prologue& p, const float* x, int64_t i, typename Isa::F inverse) {
+inline typename Isa::F normed(const Prologue& p, const float* x, int64_t i, const RowNorm<Isa>& norm) {
   auto v = Isa::load(x + i);
   if (p.norm == Norm::kNone) return v;
-  v = Isa::mul(v, inverse);
-  return p.norm_weight == nullptr ? v : Isa::mul(v, Isa::load(p.norm_weight + i));
+  if (p.norm == Norm::kLayer) v = Isa::sub(v, norm.mean);
+  v = Isa::mul(v, norm.inverse);
+  if (p.norm_weight != nullptr) v = Isa::mul(v, Isa::load(p.norm_weight + i));
+  return p.norm_bias == nullptr ? v : Isa::add(v, Isa::load(p.norm_bias + i));
 }
 
 // A group whose largest element is over this multiple of the row's mean of such maxima has a second term: its scale is
@@ -119,20 +158,20 @@ inline bool quantise_group(typename Isa::F low, typename Isa::F high, float amax
 template <class Isa>
 void prepare_row(const Prologue& p, const float* x, int64_t row, const Activations& to) {
   const int64_t k = p.k;
-  const auto inverse = Isa::set1(p.norm == Norm::kNone ? 1.0f : rms_inverse<Isa>(x, k, p.norm_eps));
+  const RowNorm<Isa> norm = row_norm<Isa>(p, x);
   if (p.layout == Layout::kF32) {
     float* out = const_cast<float*>(to.f32) + row * k;
-    for (int64_t i = 0; i < k; i += kLanes) Isa::store(out + i, normed<Isa>(p, x, i, inverse));
+    for (int64_t i = 0; i < k; i += kLanes) Isa::store(out + i, normed<Isa>(p, x, i, norm));
   } else if (p.layout == Layout::kBf16 && HasFloatDot<Isa>) {
     float* out = const_cast<float*>(to.f32) + row * k;
     alignas(kAlign) uint16_t rounded[kLanes];
     for (int64_t i = 0; i < k; i += kLanes) {
-      Isa::store_bf16(rounded, normed<Isa>(p, x, i, inverse));
+      Isa::store_bf16(rounded, normed<Isa>(p, x, i, norm));
       Isa::store(out + i, Isa::load_bf16(rounded));
     }
   } else if (p.layout == Layout::kBf16) {
     uint16_t* out = const_cast<uint16_t*>(to.bf16) + row * k;
-    for (int64_t i = 0; i < k; i += kLanes) Isa::store_bf16(out + i, normed<Isa>(p, x, i, inverse));
+    for (int64_t i = 0; i < k; i += kLanes) Isa::store_bf16(out + i, normed<Isa>(p, x, i, norm));
   } else {
     const int64_t groups = k / kGroup;
     const auto slot = [&](int64_t at, int64_t g) {
@@ -143,8 +182,8 @@ void prepare_row(const Prologue& p, const float* x, int64_t row, const Activatio
     // The maxima wait where the scales will stand.
     float total = 0.0f;
     for (int64_t g = 0; g < groups; ++g) {
-      const auto low = Isa::abs(normed<Isa>(p, x, g * kGroup, inverse));
-      const auto high = Isa::abs(normed<Isa>(p, x, g * kGroup + kLanes, inverse));
+      const auto low = Isa::abs(normed<Isa>(p, x, g * kGroup, norm));
+      const auto high = Isa::abs(normed<Isa>(p, x, g * kGroup + kLanes, norm));
       *slot(row, g).scale = Isa::reduce_max(Isa::max(low, high));
       total += *slot(row, g).scale;
     }
@@ -159,8 +198,8 @@ void prepare_row(const Prologue& p, const float* x, int64_t row, const Activatio
       const GroupSlot first = slot(row, g), second = slot(to.rows + row, g);
       const float amax = *first.scale;
       const bool has_second =
-          quantise_group<Isa>(normed<Isa>(p, x, g * kGroup, inverse), normed<Isa>(p, x, g * kGroup + kLanes, inverse),
-                              amax, first, second, amax * static_cast<float>(groups) > limit);
+          quantise_group<Isa>(normed<Isa>(p, x, g * kGroup, norm), normed<Isa>(p, x, g * kGroup + kLanes, norm), amax,
+                              first, second, amax * static_cast<float>(groups) > limit);
       settle(first);
       if (!has_second) continue;
       settle(second);

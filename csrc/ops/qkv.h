@@ -1,9 +1,11 @@
-// QKV: the three projections of attention, RoPE on q and k, and the writing of k and v into this layer's KV pages.
+// QKV: the three projections of attention, norms of the heads, RoPE on q and k, and the writing of k and v into this
+// layer's KV pages. Every KV element has one writer, and no thread needs another's columns.
 //
-// A unit is two column tiles of one head, half a head apart: the pairs that half-split RoPE rotates. So a thread needs
-// no other thread's columns, and every KV element has one writer.
+// Usually a unit of work is two column tiles of one head, half a head apart: the pairs that half-split RoPE rotates.
+// Where heads are normed, or only their first elements turn, it is a whole head, kept in scratch until it is finished.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "core/step.h"
@@ -48,64 +50,141 @@ inline void write_v(const KvPool& kv, uint8_t* page, int32_t slot, int64_t d, ty
   }
 }
 
+// Whether heads must be finished whole: their norm needs all elements, and pairs that are not half a head apart turn.
+static constexpr bool has_whole_heads(const QkvRecord& r) {
+  return r.q_norm >= 0 || r.k_norm >= 0 || (r.rope >= 0 && r.rotary_size != r.head_size);
+}
+// Bytes of a thread's scratch for a head of a chunk of rows.
+static constexpr int64_t qkv_scratch_bytes(const Limits& limits) {
+  return int64_t{kChunkRows} * limits.max_whole_head * 4;
+}
+
+template <class Isa>
+class Qkv {
+  using F = typename Isa::F;
+
+ public:
+  Qkv(const QkvRecord& record, const ThreadContext& context)
+      : r_(record),
+        context_(context),
+        step_(*context.step),
+        kv_(*context.kv),
+        weight_(context.weights[record.weight]),
+        bias_(vector_or_none(context, record.bias)),
+        rope_(vector_or_none(context, record.rope)),
+        q_out_(context.buffer<float>(record.q_out)),
+        half_(record.head_size / 2),
+        head_tiles_(record.head_size / kLanes),
+        head_units_(head_tiles_ / 2) {}
+
+  void run() const {
+    const Prologue prologue = prologue_of(r_, weight_.layout, context_);
+    const Activations rows = prepare_rows<Isa>(prologue, step_.rows(), [](int32_t row) { return row; }, context_);
+    if (has_whole_heads(r_)) by_heads(rows);
+    else by_pairs(rows);
+  }
+
+ private:
+  int64_t heads() const { return r_.heads + 2 * int64_t{r_.kv_heads}; }
+  int64_t tile_of(int64_t unit, int t) const {
+    return unit / head_units_ * head_tiles_ + unit % head_units_ + t * head_units_;
+  }
+
+  void by_pairs(const Activations& rows) const {
+    sweep<Isa, 2>(
+        weight_, rows, step_.rows(), share(heads() * head_units_, context_.thread, context_.threads),
+        [this](int64_t unit, int t) { return tile_of(unit, t); },
+        [this](int64_t unit, int32_t row, const F(&y)[2]) {
+          const int64_t head = unit / head_units_, d = unit % head_units_ * kLanes;
+          F low = with_bias<Isa>(y[0], bias_, tile_of(unit, 0), kLanes);
+          F high = with_bias<Isa>(y[1], bias_, tile_of(unit, 1), kLanes);
+          if (rope_ != nullptr && head < r_.heads + r_.kv_heads) {
+            const float* angles = rope_ + position(row) * r_.head_size + d;
+            turn(low, high, Isa::load(angles), Isa::load(angles + half_));
+          }
+          put(row, head, d, low);
+          put(row, head, d + half_, high);
+        });
+  }
+
+  // A head at a time, for a chunk of rows, through this thread's scratch.
+  void by_heads(const Activations& rows) const {
+    auto* scratch = reinterpret_cast<float*>(context_.scratch);
+    const int64_t size = r_.head_size;
+    const int32_t chunk = chunk_rows(weight_.layout, r_.k);
+    const Range mine = share(heads(), context_.thread, context_.threads);
+    for (int32_t first = 0; first < step_.rows(); first += chunk) {
+      const int32_t count = std::min(chunk, step_.rows() - first);
+      const Activations part = rows.from_row(first);
+      for (int64_t head = mine.start; head < mine.stop; ++head) {
+        sweep<Isa, 2>(
+            weight_, part, count, {head * head_units_, (head + 1) * head_units_},
+            [this](int64_t unit, int t) { return tile_of(unit, t); },
+            [&](int64_t unit, int32_t row, const F(&y)[2]) {
+              float* to = scratch + row * size + unit % head_units_ * kLanes;
+              Isa::store(to, with_bias<Isa>(y[0], bias_, tile_of(unit, 0), kLanes));
+              Isa::store(to + half_, with_bias<Isa>(y[1], bias_, tile_of(unit, 1), kLanes));
+            });
+        for (int32_t row = 0; row < count; ++row) finish(first + row, head, scratch + row * size);
+      }
+    }
+  }
+
+  void finish(int32_t row, int64_t head, float* x) const {
+    const bool is_query = head < r_.heads, is_key = !is_query && head < r_.heads + r_.kv_heads;
+    const float* norm = is_query ? vector_or_none(context_, r_.q_norm) : vector_or_none(context_, r_.k_norm);
+    if ((is_query || is_key) && norm != nullptr) {
+      const F inverse = Isa::set1(rms_inverse<Isa>(x, r_.head_size, r_.qk_norm_eps));
+      for (int64_t d = 0; d < r_.head_size; d += kLanes) {
+        Isa::store(x + d, Isa::mul(Isa::mul(Isa::load(x + d), inverse), Isa::load(norm + d)));
+      }
+    }
+    if ((is_query || is_key) && rope_ != nullptr) {
+      const int64_t half = r_.rotary_size / 2;
+      const float* angles = rope_ + position(row) * r_.rotary_size;
+      for (int64_t d = 0; d < half; d += kLanes) {
+        const int count = static_cast<int>(std::min<int64_t>(kLanes, half - d));
+        F low = Isa::load_n(x + d, count), high = Isa::load_n(x + half + d, count);
+        turn(low, high, Isa::load_n(angles + d, count), Isa::load_n(angles + half + d, count));
+        Isa::store_n(x + d, low, count);
+        Isa::store_n(x + half + d, high, count);
+      }
+    }
+    for (int64_t d = 0; d < r_.head_size; d += kLanes) put(row, head, d, Isa::load(x + d));
+  }
+
+  int64_t position(int32_t row) const { return step_.positions[static_cast<size_t>(row)]; }
+  [[gnu::always_inline]] static inline void turn(F& low, F& high, F cosine, F sine) {
+    const F turned = Isa::sub(Isa::mul(low, cosine), Isa::mul(high, sine));
+    high = Isa::add(Isa::mul(high, cosine), Isa::mul(low, sine));
+    low = turned;
+  }
+
+  // Sixteen finished elements of a head, from d on: to the queries, or to the row's place in a page.
+  [[gnu::always_inline]] inline void put(int32_t row, int64_t head, int64_t d, F value) const {
+    if (head < r_.heads) return Isa::store(q_out_ + (int64_t{row} * r_.heads + head) * r_.head_size + d, value);
+    const auto at = static_cast<int32_t>(position(row));
+    const int32_t block = step_.block(step_.row_seq[static_cast<size_t>(row)], at / kBlockTokens);
+    const int32_t slot = at % kBlockTokens;
+    const auto kv_head = static_cast<int32_t>((head - r_.heads) % r_.kv_heads);
+    if (head < r_.heads + r_.kv_heads) write_k<Isa>(kv_, kv_.k_page(r_.layer, block, kv_head), slot, d, value);
+    else write_v<Isa>(kv_, kv_.v_page(r_.layer, block, kv_head), slot, d, value);
+  }
+
+  const QkvRecord& r_;
+  const ThreadContext& context_;
+  const StepView& step_;
+  const KvPool& kv_;
+  const Weight& weight_;
+  const float *bias_, *rope_;
+  float* q_out_;
+  const int64_t half_, head_tiles_, head_units_;
+};
+
 template <class Isa>
 void op_qkv(const Record& record, const ThreadContext& context) {
-  using F = typename Isa::F;
-  const auto r = record.as<QkvRecord>();
-  const Weight& weight = context.weights[r.weight];
-  const StepView& step = *context.step;
-  const KvPool& kv = *context.kv;
-  const int32_t rows = step.rows();
-  const float* bias = vector_or_none(context, r.bias);
-  const float* rope = vector_or_none(context, r.rope);
-  float* q_out = context.buffer<float>(r.q_out);
-  const Prologue prologue{weight.layout,
-                          context.buffer<const float>(r.input),
-                          r.k,
-                          static_cast<Norm>(r.norm),
-                          vector_or_none(context, r.norm_weight),
-                          r.norm_eps};
-  const Activations rows_in = prepare_rows<Isa>(prologue, rows, [](int32_t row) { return row; }, context);
-
-  const int64_t head_size = r.head_size, half = head_size / 2;
-  const int64_t head_tiles = head_size / kLanes, head_units = head_tiles / 2;
-  const int64_t heads = r.heads + 2 * int64_t{r.kv_heads};
-  const auto tile_of = [=](int64_t unit, int t) {
-    return unit / head_units * head_tiles + unit % head_units + t * head_units;
-  };
-  sweep<Isa, 2>(weight, rows_in, rows, share(heads * head_units, context.thread, context.threads), tile_of,
-                [&](int64_t unit, int32_t row, const F(&y)[2]) {
-                  const int64_t head = unit / head_units, d = unit % head_units * kLanes;
-                  const int32_t position = step.positions[static_cast<size_t>(row)];
-                  const bool is_value = head >= r.heads + r.kv_heads;
-                  F low = with_bias<Isa>(y[0], bias, tile_of(unit, 0), kLanes);
-                  F high = with_bias<Isa>(y[1], bias, tile_of(unit, 1), kLanes);
-                  if (rope != nullptr && !is_value) {
-                    const float* angles = rope + position * head_size;
-                    const F cosine = Isa::load(angles + d), sine = Isa::load(angles + half + d);
-                    const F turned = Isa::sub(Isa::mul(low, cosine), Isa::mul(high, sine));
-                    high = Isa::add(Isa::mul(high, cosine), Isa::mul(low, sine));
-                    low = turned;
-                  }
-                  if (head < r.heads) {
-                    float* to = q_out + (int64_t{row} * r.heads + head) * head_size + d;
-                    Isa::store(to, low);
-                    Isa::store(to + half, high);
-                    return;
-                  }
-                  const int32_t block = step.block(step.row_seq[static_cast<size_t>(row)], position / kBlockTokens);
-                  const int32_t slot = position % kBlockTokens;
-                  const auto kv_head = static_cast<int32_t>((head - r.heads) % r.kv_heads);
-                  if (is_value) {
-                    uint8_t* page = kv.v_page(r.layer, block, kv_head);
-                    write_v<Isa>(kv, page, slot, d, low);
-                    write_v<Isa>(kv, page, slot, d + half, high);
-                  } else {
-                    uint8_t* page = kv.k_page(r.layer, block, kv_head);
-                    write_k<Isa>(kv, page, slot, d, low);
-                    write_k<Isa>(kv, page, slot, d + half, high);
-                  }
-                });
+  const auto fields = record.as<QkvRecord>();
+  Qkv<Isa>(fields, context).run();
 }
 
 }  // namespace headrace

@@ -66,79 +66,86 @@ struct Model {
   }
 };
 
-Model make_model(Layout layout) {
-  Random random;
-  Model model;
-  const int64_t x = model.buffer(kWidth), q = model.buffer(kHeads * kHeadSize);
-  const int64_t attended = model.buffer(kHeads * kHeadSize), gated = model.buffer(kHidden);
-  const int32_t table = model.random_matrix(random, layout, kVocab, kWidth), norm = model.ones(kWidth);
+// Elements of a head that turn, and which of the options a model has beside Llama's.
+struct Options {
+  int32_t rotary_size = kHeadSize;
+  bool is_rich = false;  // layer norms, learned positions, normed heads, GELU, norms after products
+};
+
+int32_t add_rope(Model& model, int32_t rotary_size) {
   std::vector<float> angles;
   for (int32_t p = 0; p < kPositions; ++p)
-    for (int32_t i = 0; i < kHeadSize; ++i) {
-      const float angle = static_cast<float>(p) * std::pow(100.0f, -static_cast<float>(i % 16) / 16.0f);
-      angles.push_back(i < kHeadSize / 2 ? std::cos(angle) : std::sin(angle));
+    for (int32_t i = 0; i < rotary_size; ++i) {
+      const int32_t half = rotary_size / 2;
+      const float angle =
+          static_cast<float>(p) * std::pow(100.0f, -static_cast<float>(i % half) / static_cast<float>(half));
+      angles.push_back(i < half ? std::cos(angle) : std::sin(angle));
     }
-  const int32_t rope = model.add(Layout::kRopeF32, kPositions, kHeadSize, angles);
-  const auto rms = static_cast<int32_t>(Norm::kRms);
-  model.emit(Opcode::kEmbed,
-             EmbedRecord{.opcode = 0, .phase = 0, .out = x, .table = table, .width = kWidth, .scale = 2.0f});
+  return model.add(Layout::kRopeF32, kPositions, rotary_size, angles);
+}
+
+Model make_model(Layout layout, const Options& options) {
+  Random random;
+  Model model;
+  const bool is_rich = options.is_rich;
+  const int64_t x = model.buffer(kWidth), q = model.buffer(kHeads * kHeadSize), alone = model.buffer(kWidth);
+  const int64_t attended = model.buffer(kHeads * kHeadSize), gated = model.buffer(kHidden);
+  const int32_t table = model.random_matrix(random, layout, kVocab, kWidth), ones = model.ones(kWidth);
+  const int32_t rope = add_rope(model, options.rotary_size);
+  const int32_t head_ones = is_rich ? model.ones(kHeadSize) : -1;
+  const auto norm = [&](auto& fields) {
+    fields.norm = static_cast<int32_t>(is_rich ? Norm::kLayer : Norm::kRms);
+    fields.norm_weight = ones, fields.norm_bias = is_rich ? ones : -1, fields.norm_eps = 1e-5f;
+  };
+
+  EmbedRecord embed{};
+  embed.out = x, embed.table = table, embed.width = kWidth, embed.scale = 2.0f, embed.positions = -1;
+  if (is_rich) embed.positions = model.random_matrix(random, layout, kPositions + 2, kWidth), embed.position_offset = 2;
+  model.emit(Opcode::kEmbed, embed);
   for (int32_t layer = 0; layer < kLayers; ++layer) {
     constexpr int32_t kQkv = (kHeads + 2 * kKvHeads) * kHeadSize;
-    model.emit(Opcode::kQkv, QkvRecord{.opcode = 0,
-                                       .phase = 0,
-                                       .input = x,
-                                       .q_out = q,
-                                       .weight = model.random_matrix(random, layout, kQkv, kWidth),
-                                       .bias = -1,
-                                       .k = kWidth,
-                                       .heads = kHeads,
-                                       .kv_heads = kKvHeads,
-                                       .head_size = kHeadSize,
-                                       .norm = rms,
-                                       .norm_weight = norm,
-                                       .norm_eps = 1e-5f,
-                                       .rope = rope,
-                                       .layer = layer});
-    model.emit(Opcode::kAttention, AttentionRecord{.opcode = 0,
-                                                   .phase = 0,
-                                                   .q = q,
-                                                   .out = attended,
-                                                   .heads = kHeads,
-                                                   .kv_heads = kKvHeads,
-                                                   .head_size = kHeadSize,
-                                                   .layer = layer,
-                                                   .scale = 0.25f,
-                                                   .window = 50 * layer,
-                                                   .softcap = 0.0f});
+    QkvRecord qkv{};
+    norm(qkv);
+    qkv.input = x, qkv.q_out = q, qkv.weight = model.random_matrix(random, layout, kQkv, kWidth), qkv.bias = -1;
+    qkv.k = kWidth, qkv.heads = kHeads, qkv.kv_heads = kKvHeads, qkv.head_size = kHeadSize;
+    qkv.q_norm = head_ones, qkv.k_norm = head_ones, qkv.qk_norm_eps = 1e-6f;
+    qkv.rope = rope, qkv.rotary_size = options.rotary_size, qkv.layer = layer;
+    model.emit(Opcode::kQkv, qkv);
+
+    AttentionRecord attention{};
+    attention.q = q, attention.out = attended, attention.heads = kHeads, attention.kv_heads = kKvHeads;
+    attention.head_size = kHeadSize, attention.layer = layer, attention.scale = 0.25f, attention.window = 50 * layer;
+    attention.softcap = is_rich ? 3.0f : 0.0f;
+    model.emit(Opcode::kAttention, attention);
+
     const auto linear = [&](int64_t input, int64_t out, int32_t n, int32_t k, bool has_norm, Epilogue epilogue) {
-      model.emit(Opcode::kLinear, LinearRecord{.opcode = 0,
-                                               .phase = 0,
-                                               .input = input,
-                                               .out = out,
-                                               .weight = model.random_matrix(random, layout, n, k),
-                                               .bias = -1,
-                                               .k = k,
-                                               .n = n,
-                                               .norm = has_norm ? rms : 0,
-                                               .norm_weight = has_norm ? norm : -1,
-                                               .norm_eps = 1e-5f,
-                                               .epilogue = static_cast<int32_t>(epilogue)});
+      LinearRecord fields{};
+      fields.norm_weight = fields.norm_bias = fields.bias = -1;
+      if (has_norm) norm(fields);
+      fields.input = input, fields.out = out, fields.n = n, fields.k = k;
+      fields.weight = model.random_matrix(random, layout, n, k);
+      fields.epilogue = static_cast<int32_t>(epilogue);
+      const Activation gate = is_rich ? Activation::kGeluErf : Activation::kSilu;
+      fields.activation = static_cast<int32_t>(epilogue == Epilogue::kGlu ? gate : Activation::kNone);
+      model.emit(Opcode::kLinear, fields);
     };
-    linear(attended, x, kWidth, kHeads * kHeadSize, false, Epilogue::kAdd);
-    linear(x, gated, 2 * kHidden, kWidth, true, Epilogue::kSiluGlu);
+    if (!is_rich) {
+      linear(attended, x, kWidth, kHeads * kHeadSize, false, Epilogue::kAdd);
+    } else {
+      linear(attended, alone, kWidth, kHeads * kHeadSize, false, Epilogue::kStore);
+      NormRecord after{};
+      norm(after);
+      after.input = alone, after.out = x, after.k = kWidth, after.epilogue = static_cast<int32_t>(Epilogue::kAdd);
+      model.emit(Opcode::kNorm, after);
+    }
+    linear(x, gated, 2 * kHidden, kWidth, true, Epilogue::kGlu);
     linear(gated, x, kWidth, kHidden, false, Epilogue::kAdd);
   }
-  model.emit(Opcode::kHead, HeadRecord{.opcode = 0,
-                                       .phase = 0,
-                                       .input = x,
-                                       .weight = table,
-                                       .k = kWidth,
-                                       .vocab = kVocab,
-                                       .norm = rms,
-                                       .norm_weight = norm,
-                                       .norm_eps = 1e-5f,
-                                       .scale = 1.0f,
-                                       .softcap = 0.0f});
+  HeadRecord head{};
+  norm(head);
+  head.input = x, head.weight = table, head.k = kWidth, head.vocab = kVocab, head.scale = 1.0f;
+  head.softcap = is_rich ? 30.0f : 0.0f;
+  model.emit(Opcode::kHead, head);
   return model;
 }
 
@@ -271,9 +278,10 @@ void check_same(const std::vector<Sequence>& a, const std::vector<Sequence>& b, 
   for (size_t i = 0; i < a.size(); ++i) check(a[i].tokens == b[i].tokens, what + ": sequence " + std::to_string(i));
 }
 
-void company_and_threads_change_no_token(Layout layout, KvType kv_type) {
-  const Model model = make_model(layout);
-  const std::string name = "layout " + std::to_string(static_cast<int>(layout));
+void company_and_threads_change_no_token(Layout layout, KvType kv_type, const Options& options) {
+  const Model model = make_model(layout, options);
+  const std::string name =
+      "layout " + std::to_string(static_cast<int>(layout)) + (options.is_rich ? " with every option" : "");
   std::vector<Sequence> scalar_tokens;
   for (const KernelTable* kernels : available_kernels()) {
     Vm one = make_vm(model, *kernels, 1, kv_type), two = make_vm(model, *kernels, 2, kv_type);
@@ -287,7 +295,7 @@ void company_and_threads_change_no_token(Layout layout, KvType kv_type) {
 }
 
 void wrong_inputs_are_refused() {
-  Model model = make_model(Layout::kQ4m);
+  const Model model = make_model(Layout::kQ4m, {.rotary_size = 10, .is_rich = true});
   const KernelTable& kernels = *kernels_scalar();
   Vm vm = make_vm(model, kernels, 2, KvType::kBf16);
   std::vector<Sequence> all = make_sequences();
@@ -296,7 +304,7 @@ void wrong_inputs_are_refused() {
   all[1].stored = kPositions, all[1].tokens.resize(kPositions + 1);
   check_refused([&] { run_step(vm, all, {{1, 1}}); }, "limit");
   for (size_t i = 0; i < model.records.size(); ++i) {
-    Model broken = make_model(Layout::kQ4m);
+    Model broken = make_model(Layout::kQ4m, {.rotary_size = 10, .is_rich = true});
     broken.records[i].bytes[8 + 7] = 0x7f;  // the first buffer offset of every record, far outside
     check_refused([&] { make_vm(broken, kernels, 1, KvType::kBf16); }, "record " + std::to_string(i));
   }
@@ -318,7 +326,9 @@ void idle_pools_stop() {
 int main() {
   using namespace headrace;
   for (const Layout layout : {Layout::kF32, Layout::kBf16, Layout::kQ8, Layout::kQ4, Layout::kQ4m}) {
-    tests::company_and_threads_change_no_token(layout, layout == Layout::kF32 ? KvType::kF32 : KvType::kBf16);
+    const KvType kv_type = layout == Layout::kF32 ? KvType::kF32 : KvType::kBf16;
+    tests::company_and_threads_change_no_token(layout, kv_type, {});
+    tests::company_and_threads_change_no_token(layout, kv_type, {.rotary_size = 10, .is_rich = true});
   }
   tests::wrong_inputs_are_refused();
   tests::idle_pools_stop();

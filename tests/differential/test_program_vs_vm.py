@@ -21,8 +21,9 @@ from headrace.program.interpret import Interpreter, StepInput, StepOutput
 from headrace.program.ir import Instruction, Program, effect
 from headrace.program.layouts import Numbers, pack
 from headrace.program.opcodes import BLOCK_TOKENS, KvType, Layout
-from headrace.program.spec import ModelSpec, build_program
+from headrace.program.spec import build_program
 from headrace.program.verify import verify, verify_encoded
+from headrace.testing.random_builder import Wanted, random_program
 from headrace.testing.random_programs import Conversation, Packed, aligned, random_outputs, random_spec, random_weights
 
 BLOCKS = 40
@@ -44,9 +45,9 @@ LAYOUTS = {
 class Pair:
     """The same program, weights and pool, in the VM and in the reference."""
 
-    def __init__(self, spec: ModelSpec, weights: Sequence[Packed], kv_type: KvType, isa: str, threads: int) -> None:
+    def __init__(self, program: Program, weights: Sequence[Packed], kv_type: KvType, isa: str, threads: int) -> None:
         self.is_exact = isa != "avx512bf16" or kv_type is KvType.F32
-        self.program: Program = build_program(spec)
+        self.program, spec = program, program.spec
         self.encoded = encode(self.program, MAX_ROWS)
         verify(self.program)
         verify_encoded(self.program, self.encoded)
@@ -137,7 +138,14 @@ class Pair:
 def pair(layouts: Sequence[Layout], seed: int, isa: str, kv_type: KvType = KvType.BF16, **changes: object) -> Pair:
     random = np.random.default_rng(seed)
     spec = random_spec(random, **changes)
-    return Pair(spec, random_weights(random, build_program(spec), layouts), kv_type, isa, threads=1 + seed % 2)
+    program = build_program(spec)
+    return Pair(program, random_weights(random, program, layouts), kv_type, isa, threads=1 + seed % 2)
+
+
+def drawn(layouts: Sequence[Layout], seed: int, isa: str, kv_type: KvType, wanted: Wanted | None = None) -> Pair:
+    random = np.random.default_rng(seed)
+    program = random_program(random, wanted)
+    return Pair(program, random_weights(random, program, layouts), kv_type, isa, threads=1 + seed % 2)
 
 
 def conversation(case: Pair, seed: int) -> Conversation:
@@ -155,6 +163,29 @@ def test_every_instruction_gives_the_same_bits(isa: str, layouts: str, seed: int
     # A prompt that ends one short of a page, one that ends one past it, then rows of all kinds together.
     for rows in ({0: 31, 1: 33}, {0: 1, 1: 1, 2: 5}, {2: 1, 0: 34, 3: 1, 1: 2}):
         case.compare(talk.step(rows))
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("isa", ISAS)
+def test_drawn_programs_give_the_same_bits(isa: str, seed: int) -> None:
+    layouts, kv_type = (["f32"], KvType.F32) if seed % 3 == 0 else (["mixed", "bf16"], KvType.BF16)
+    case = drawn(LAYOUTS[layouts[seed % len(layouts)]], seed, isa, kv_type, Wanted(has_experts=False))
+    talk = conversation(case, seed)
+
+    for rows in ({0: 33, 1: 1}, {0: 1, 1: 40, 2: 2}):
+        case.compare(talk.step(rows))
+
+
+@pytest.mark.parametrize("head_size", [32, 96, 128, 160, 256])
+@pytest.mark.parametrize("isa", ISAS)
+def test_heads_of_any_size_give_the_same_bits(isa: str, head_size: int) -> None:
+    wanted = Wanted(head_size=head_size, has_experts=False, layers=1)
+    for kv_type in KvType:
+        case = drawn(LAYOUTS["q8"], head_size, isa, kv_type, wanted)
+        talk = conversation(case, head_size)
+
+        for rows in ({0: 30, 1: 9}, {0: 3, 1: 1}):
+            case.compare(talk.step(rows))
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 7, 8, 9, 16, 17, 31, 64, 65])
@@ -220,7 +251,7 @@ def test_row_that_is_not_finite_is_reported_and_its_neighbours_are_not(isa: str,
     table[5, 7] = bad
     none = np.zeros((0, 0), np.float32)
     embed = Packed(Layout.F32, 64, spec.width, aligned(pack(Numbers(Layout.F32, table, none, none))))
-    case = Pair(spec, [embed, *weights[1:]], KvType.BF16, isa, threads=1)
+    case = Pair(build_program(spec), [embed, *weights[1:]], KvType.BF16, isa, threads=1)
     step = conversation(case, 0).step({0: 1, 1: 1, 2: 1})
     step.tokens[:] = [4, 5, 6]
     step.outputs["num_logprobs"] = -1

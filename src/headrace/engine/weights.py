@@ -115,7 +115,8 @@ def _make(plan: WeightPlan, spec: ModelSpec, packer: _Packer) -> PackedWeight:
     k = plan.spec.k
     match plan.spec.kind:
         case "rope":
-            data = rope_table(spec, plan.n).reshape(-1).view(np.uint8)
+            assert plan.spec.rope is not None
+            data = rope_table(plan.spec.rope, k, plan.n).reshape(-1).view(np.uint8)
         case "vector":
             data = _vector(plan).view(np.uint8)
         case _:

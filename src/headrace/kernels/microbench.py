@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.kernels import vm
-from headrace.program.opcodes import Epilogue, KvType, Layout, Norm, Opcode
+from headrace.program.opcodes import Activation, Epilogue, KvType, Layout, Norm, Opcode
 from headrace.program.records import OUTPUT_DTYPE, pack_record
 
 _LAYOUTS = (Layout.Q4M, Layout.Q4, Layout.Q8, Layout.BF16, Layout.F32)
@@ -73,7 +73,8 @@ def main() -> int:
         records = b"".join(
             pack_record(
                 Opcode.LINEAR, i, weight=i, bias=-1, input=0, out=out, k=k, n=n,
-                norm=Norm.RMS, norm_weight=-1, norm_eps=1e-5, epilogue=Epilogue.STORE,
+                norm=Norm.RMS, norm_weight=-1, norm_bias=-1, norm_eps=1e-5, epilogue=Epilogue.STORE,
+                activation=Activation.NONE,
             )
             for i in range(layers)
         )  # fmt: skip

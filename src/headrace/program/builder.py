@@ -2,6 +2,9 @@
 
 The builder only records. It forms phases from the data flow (an instruction that depends on one of the running phase
 starts the next), seals the digest, and leaves proof to ``verify``.
+
+Arguments that many instructions share: ``norm_weight`` and ``norm_bias`` are vectors of the norm that the input goes
+through first; ``norm`` says which, and by default is RMS where a weight is given and none where not.
 """
 
 from __future__ import annotations
@@ -18,8 +21,8 @@ from headrace.program.ir import (
     kv_written,
     seal,
 )
-from headrace.program.model import ModelSpec
-from headrace.program.opcodes import LANES, Epilogue, Norm, Opcode
+from headrace.program.model import ModelSpec, RopeSpec
+from headrace.program.opcodes import LANES, Activation, Epilogue, Norm, Opcode
 
 
 class Builder:
@@ -34,17 +37,21 @@ class Builder:
     # Weights
 
     def matrix(self, name: str, k: int, *parts: Part, interleave: int = 0) -> int:
-        """Adds a matrix of ``k`` inputs whose columns are the rows of ``parts``; returns its index."""
+        """Adds a matrix of ``k`` inputs whose columns are the rows of ``parts``; returns its index.
+
+        ``interleave`` 16: parts come in pairs (gate, up; of experts one pair after the other), 16 rows of each in turn.
+        """
         return self._weight(name, "matrix", k, parts, interleave)
 
     def vector(self, name: str, *parts: Part, interleave: int = 0) -> int:
         """Adds an f32 vector (norm weight or bias); returns its index."""
         return self._weight(name, "vector", 1, parts, interleave)
 
-    def rope(self, name: str, positions: int, head_size: int) -> int:
-        """Adds a rotary table, computed at load from the spec; returns its index."""
-        self._weights.append(WeightSpec(len(self._weights), name, "rope", positions, head_size))
-        return len(self._weights) - 1
+    def rope(self, name: str, positions: int, rotary_size: int, rope: RopeSpec) -> int:
+        """Adds a rotary table, computed at load; returns its index. Layers may name different ones."""
+        spec = WeightSpec(len(self._weights), name, "rope", positions, rotary_size, rope=rope)
+        self._weights.append(spec)
+        return spec.index
 
     def _weight(self, name: str, kind: str, k: int, parts: tuple[Part, ...], interleave: int) -> int:
         assert interleave in (0, LANES)
@@ -58,12 +65,55 @@ class Builder:
         self._buffers.append(Buffer(len(self._buffers), name, width))
         return len(self._buffers) - 1
 
-    def embed(self, name: str, table: int, *, scale: float = 1.0) -> int:
-        """Residual rows from the step's token ids; returns the new buffer."""
-        out = self._buffer(name, self._weights[table].k)
-        self._instructions.append(
-            (Opcode.EMBED, {"table": table, "out": out, "width": self._weights[table].k, "scale": scale})
+    def _add(self, opcode: Opcode, **values: float) -> None:
+        self._instructions.append((opcode, values))
+
+    def _out(self, name: str, width: int, epilogue: Epilogue, add_to: int) -> int:
+        assert (epilogue is Epilogue.ADD) == (add_to != NONE)
+        return add_to if epilogue is Epilogue.ADD else self._buffer(name, width)
+
+    def _norm(self, norm: Norm | None, weight: int, bias: int) -> dict[str, float]:
+        if norm is None:
+            norm = Norm.NONE if weight == NONE else Norm.RMS
+        return {"norm": norm, "norm_weight": weight, "norm_bias": bias, "norm_eps": self.spec.norm_eps}
+
+    def embed(
+        self, name: str, table: int, *, scale: float = 1.0, positions: int = NONE, position_offset: int = 0
+    ) -> int:
+        """Rows from the step's token ids, table · scale + positions; returns the new buffer.
+
+        Args:
+            positions: matrix of learned positions, [positions, width].
+            position_offset: its row of position 0.
+        """
+        width = self._weights[table].k
+        out = self._buffer(name, width)
+        self._add(
+            Opcode.EMBED,
+            table=table,
+            out=out,
+            width=width,
+            scale=scale,
+            positions=positions,
+            position_offset=position_offset,
         )
+        return out
+
+    def norm(
+        self,
+        name: str,
+        x: int,
+        *,
+        norm_weight: int = NONE,
+        norm_bias: int = NONE,
+        norm: Norm | None = None,
+        epilogue: Epilogue = Epilogue.STORE,
+        add_to: int = NONE,
+    ) -> int:
+        """A norm that no product follows. ADD accumulates into ``add_to`` and returns it; else returns a new buffer."""
+        k = self._buffers[x].width
+        out = self._out(name, k, epilogue, add_to)
+        self._add(Opcode.NORM, input=x, out=out, k=k, epilogue=epilogue, **self._norm(norm, norm_weight, norm_bias))
         return out
 
     def qkv(
@@ -75,51 +125,62 @@ class Builder:
         layer: int,
         rope: int = NONE,
         norm_weight: int = NONE,
+        norm_bias: int = NONE,
+        norm: Norm | None = None,
         bias: int = NONE,
+        q_norm: int = NONE,
+        k_norm: int = NONE,
     ) -> int:
-        """Norm, q/k/v product, RoPE, and append to the layer's pages; returns the buffer of q."""
+        """Norm, q/k/v product, norms of the heads, RoPE, and append to the layer's pages; returns the buffer of q.
+
+        Args:
+            rope: rotary table; its width says how many elements of a head turn. NONE for a layer without positions.
+            q_norm, k_norm: vectors [head size] of an RMS norm of every head.
+        """
         shape = self.spec.layer(layer)
         out = self._buffer(name, shape.heads * shape.head_size)
-        self._instructions.append(
-            (
-                Opcode.QKV,
-                {
-                    "weight": weight,
-                    "bias": bias,
-                    "input": x,
-                    "q_out": out,
-                    "k": self._weights[weight].k,
-                    "heads": shape.heads,
-                    "kv_heads": shape.kv_heads,
-                    "head_size": shape.head_size,
-                    **self._norm(norm_weight),
-                    "rope": rope,
-                    "layer": layer,
-                },
-            )
+        self._add(
+            Opcode.QKV,
+            weight=weight,
+            bias=bias,
+            input=x,
+            q_out=out,
+            k=self._weights[weight].k,
+            heads=shape.heads,
+            kv_heads=shape.kv_heads,
+            head_size=shape.head_size,
+            **self._norm(norm, norm_weight, norm_bias),
+            q_norm=q_norm,
+            k_norm=k_norm,
+            qk_norm_eps=self.spec.norm_eps,
+            rope=rope,
+            rotary_size=0 if rope == NONE else self._weights[rope].k,
+            layer=layer,
         )
         return out
 
-    def attention(self, name: str, q: int, *, layer: int, softcap: float = 0.0) -> int:
-        """Causal attention of q over the layer's pages; returns the new buffer."""
+    def attention(self, name: str, q: int, *, layer: int, scale: float | None = None, softcap: float = 0.0) -> int:
+        """Causal attention of q over the layer's pages, in the layer's window; returns the new buffer.
+
+        Args:
+            scale: multiplies the scores; None takes the spec's, which by default is 1/√head size.
+            softcap: tanh cap of the scores, 0 for none.
+        """
         shape = self.spec.layer(layer)
         out = self._buffer(name, shape.heads * shape.head_size)
-        scale = self.spec.attention_scale
-        self._instructions.append(
-            (
-                Opcode.ATTENTION,
-                {
-                    "q": q,
-                    "out": out,
-                    "heads": shape.heads,
-                    "kv_heads": shape.kv_heads,
-                    "head_size": shape.head_size,
-                    "layer": layer,
-                    "scale": shape.head_size**-0.5 if scale is None else scale,
-                    "window": shape.window,
-                    "softcap": softcap,
-                },
-            )
+        if scale is None:
+            scale = self.spec.attention_scale
+        self._add(
+            Opcode.ATTENTION,
+            q=q,
+            out=out,
+            heads=shape.heads,
+            kv_heads=shape.kv_heads,
+            head_size=shape.head_size,
+            layer=layer,
+            scale=shape.head_size**-0.5 if scale is None else scale,
+            window=shape.window,
+            softcap=softcap,
         )
         return out
 
@@ -131,53 +192,96 @@ class Builder:
         *,
         bias: int = NONE,
         norm_weight: int = NONE,
+        norm_bias: int = NONE,
+        norm: Norm | None = None,
         epilogue: Epilogue = Epilogue.STORE,
+        activation: Activation = Activation.NONE,
         add_to: int = NONE,
     ) -> int:
-        """Norm, product, bias, epilogue. ADD accumulates into ``add_to`` and returns it; else returns a new buffer."""
-        assert (epilogue is Epilogue.ADD) == (add_to != NONE)
+        """Norm, product, bias, activation, epilogue.
+
+        ADD accumulates into ``add_to`` and returns it; else returns a new buffer. GLU reads a weight of two parts that
+        are interleaved, gate and up, and gives activation(gate) × up.
+        """
         n = self._weights[weight].n
-        if epilogue is Epilogue.ADD:
-            out = add_to
-        else:
-            out = self._buffer(name, n // 2 if epilogue is Epilogue.SILU_GLU else n)
-        self._instructions.append(
-            (
-                Opcode.LINEAR,
-                {
-                    "weight": weight,
-                    "bias": bias,
-                    "input": x,
-                    "out": out,
-                    "k": self._weights[weight].k,
-                    "n": n,
-                    **self._norm(norm_weight),
-                    "epilogue": epilogue,
-                },
-            )
+        out = self._out(name, n // 2 if epilogue is Epilogue.GLU else n, epilogue, add_to)
+        self._add(
+            Opcode.LINEAR,
+            weight=weight,
+            bias=bias,
+            input=x,
+            out=out,
+            k=self._weights[weight].k,
+            n=n,
+            **self._norm(norm, norm_weight, norm_bias),
+            epilogue=epilogue,
+            activation=activation,
         )
         return out
 
-    def head(self, x: int, weight: int, *, norm_weight: int = NONE, scale: float = 1.0, softcap: float = 0.0) -> None:
-        """Norm, vocabulary product and sampling of the output rows."""
-        self._instructions.append(
-            (
-                Opcode.HEAD,
-                {
-                    "weight": weight,
-                    "input": x,
-                    "k": self._weights[weight].k,
-                    "vocab": self._weights[weight].n,
-                    **self._norm(norm_weight),
-                    "scale": scale,
-                    "softcap": softcap,
-                },
-            )
-        )
+    def moe(
+        self,
+        x: int,
+        *,
+        router: int,
+        gate_up: int,
+        down: int,
+        top_k: int,
+        is_renormalised: bool,
+        add_to: int,
+        norm_weight: int = NONE,
+        norm_bias: int = NONE,
+        norm: Norm | None = None,
+        activation: Activation = Activation.SILU,
+    ) -> int:
+        """Routed experts, added to ``add_to`` (which may be ``x``); returns ``add_to``.
 
-    def _norm(self, norm_weight: int) -> dict[str, float]:
-        norm = Norm.NONE if norm_weight == NONE else Norm.RMS
-        return {"norm": norm, "norm_weight": norm_weight, "norm_eps": self.spec.norm_eps}
+        Args:
+            router: matrix [experts, width].
+            gate_up: matrix [experts · 2 · hidden, width] of parts gate₀, up₀, gate₁, up₁, … and ``interleave=16``.
+            down: matrix [experts · width, hidden].
+            top_k: experts of a row.
+            is_renormalised: the probabilities of a row's experts are divided by their sum.
+        """
+        self._add(
+            Opcode.MOE,
+            input=x,
+            out=add_to,
+            router=router,
+            gate_up=gate_up,
+            down=down,
+            k=self._weights[router].k,
+            hidden=self._weights[down].k,
+            experts=self._weights[router].n,
+            top_k=top_k,
+            is_renormalised=int(is_renormalised),
+            **self._norm(norm, norm_weight, norm_bias),
+            activation=activation,
+        )
+        return add_to
+
+    def head(
+        self,
+        x: int,
+        weight: int,
+        *,
+        norm_weight: int = NONE,
+        norm_bias: int = NONE,
+        norm: Norm | None = None,
+        scale: float = 1.0,
+        softcap: float = 0.0,
+    ) -> None:
+        """Norm, vocabulary product and sampling of the output rows. ``softcap``: tanh cap of the logits, 0 for none."""
+        self._add(
+            Opcode.HEAD,
+            weight=weight,
+            input=x,
+            k=self._weights[weight].k,
+            vocab=self._weights[weight].n,
+            **self._norm(norm, norm_weight, norm_bias),
+            scale=scale,
+            softcap=softcap,
+        )
 
     def program(self) -> Program:
         """Returns the sealed program, phases formed."""

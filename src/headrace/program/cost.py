@@ -83,26 +83,30 @@ def instruction_cost(
         kv_type: element type of the KV pool.
     """
 
-    def weight(name: str) -> int:
+    def weight(*names: str) -> int:
+        total = 0
+        for index in (item.integer(name) for name in names):
+            if index != NONE:
+                found: WeightSpec = program.weights[index]
+                total += layout_bytes(layouts[index], found.n, found.k)
+        return total
+
+    def row_bytes(name: str, width: int) -> int:
         index = item.integer(name)
-        if index == NONE:
-            return 0
-        found: WeightSpec = program.weights[index]
-        return layout_bytes(layouts[index], found.n, found.k)
+        return 0 if index == NONE else layout_bytes(layouts[index], LANES, width) // LANES
 
     element = _F32 if kv_type is KvType.F32 else 2
     match item.opcode:
         case Opcode.EMBED:
             width = item.integer("width")
-            table = item.integer("table")
-            row = layout_bytes(layouts[table], LANES, width) // LANES
+            row = row_bytes("table", width) + row_bytes("positions", width)
             return Cost(row * work.rows, 0, work.rows * width * _F32, work.rows * width)
         case Opcode.LINEAR:
             n, k = item.integer("n"), item.integer("k")
-            out = n // 2 if item.integer("epilogue") == Epilogue.SILU_GLU else n
+            out = n // 2 if item.integer("epilogue") == Epilogue.GLU else n
             passes = 2 if item.integer("epilogue") == Epilogue.ADD else 1
             return Cost(
-                weight("weight") + weight("bias") + weight("norm_weight"),
+                weight("weight", "bias", "norm_weight", "norm_bias"),
                 0,
                 work.rows * (k + out * passes) * _F32,
                 2 * work.rows * n * k,
@@ -111,7 +115,7 @@ def instruction_cost(
             k, heads, kv_heads = item.integer("k"), item.integer("heads"), item.integer("kv_heads")
             size = item.integer("head_size")
             return Cost(
-                weight("weight") + weight("bias") + weight("norm_weight"),
+                weight("weight", "bias", "norm_weight", "norm_bias", "q_norm", "k_norm"),
                 work.rows * 2 * kv_heads * size * element,
                 work.rows * (k + heads * size) * _F32,
                 2 * work.rows * (heads + 2 * kv_heads) * size * k,
@@ -129,10 +133,24 @@ def instruction_cost(
         case Opcode.HEAD:
             k, vocab = item.integer("k"), item.integer("vocab")
             return Cost(
-                (weight("weight") + weight("norm_weight")) if work.outputs else 0,
+                weight("weight", "norm_weight", "norm_bias") if work.outputs else 0,
                 0,
                 work.outputs * k * _F32,
                 2 * work.outputs * vocab * k,
+            )
+        case Opcode.NORM:
+            k, passes = item.integer("k"), 3 if item.integer("epilogue") == Epilogue.ADD else 2
+            return Cost(weight("norm_weight", "norm_bias"), 0, work.rows * k * passes * _F32, 4 * work.rows * k)
+        case Opcode.MOE:
+            k, hidden, experts = item.integer("k"), item.integer("hidden"), item.integer("experts")
+            pairs = work.rows * item.integer("top_k")
+            # Experts that the step's rows may take at most; each is read once.
+            read = min(experts, pairs)
+            return Cost(
+                weight("router", "norm_weight", "norm_bias") + weight("gate_up", "down") * read // experts,
+                0,
+                (work.rows * 3 * k + pairs * 2 * hidden) * _F32,
+                2 * work.rows * experts * k + 6 * pairs * hidden * k,
             )
 
 

@@ -15,10 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.program.ir import NONE, Instruction, Program
-from headrace.program.lanes import F32, exp, f32, fma, reduce_add, round_bf16, silu, soft_cap
+from headrace.program.lanes import F32, exp, f32, fma, reduce_add, round_bf16, soft_cap
 from headrace.program.layouts import Numbers, unpack
-from headrace.program.opcodes import BLOCK_TOKENS, GROUP, LANES, Epilogue, KvType, Layout, Norm, Opcode
+from headrace.program.opcodes import BLOCK_TOKENS, LANES, Activation, Epilogue, KvType, Norm, Opcode
 from headrace.program.records import RESULT_DTYPE, PackedLike
+from headrace.program.rowwise import activate, gated, layer_norm, product, rms_norm, route
 from headrace.program.sampling import choose, modified
 
 I32 = NDArray[np.int32]
@@ -58,85 +59,6 @@ class StepOutput:
     top_ids: I32
     top_logprobs: F32
     logits: F32
-
-
-OUTLIER = np.float32(1.5)
-"""A group whose largest element is over this multiple of the row's mean of such maxima has a second term."""
-SECOND_STEPS = np.float32(254)
-"""Steps of the second term within one step of the first."""
-
-
-@dataclass(frozen=True, slots=True)
-class Quantised:
-    """Rows as integer products take them: per 32 a scale, eight-bit integers, and their sum."""
-
-    integers: F32  # [R, k], whole numbers in −127..127
-    scales: F32  # [R, k/32]
-    sums: F32  # [R, k/32], whole numbers
-    is_present: NDArray[np.bool_]  # [R, k/32]
-
-
-def quantise(rows: F32) -> tuple[Quantised, Quantised]:
-    """Returns activations quantised per 32, and the second term of the groups that have one.
-
-    First term: q = round(x · 127/amax), scale = amax/127. A group so small that 127/amax is not finite becomes zeros.
-    A group that holds NaN or infinity gets a NaN scale, which spoils every product of its row. Second term: what
-    rounding left, in steps of scale/254, where amax · groups > 1.5 · Σ amax (summed in order).
-    """
-    groups = rows.reshape(len(rows), -1, GROUP)
-    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        amax = np.abs(groups).max(axis=2)
-        inverse = np.float32(127) / amax
-        is_poisoned = ~np.isfinite(groups).all(axis=2)
-        is_zero = is_poisoned | ~np.isfinite(inverse)
-        scaled = np.where(is_zero[:, :, None], np.float32(0), groups * inverse[:, :, None])
-        integers = np.rint(scaled)
-        scales = np.where(is_poisoned, np.float32(np.nan), amax / np.float32(127))
-        total = np.cumsum(amax, axis=1, dtype=np.float32)[:, -1:]
-        has_second = ~is_zero & (amax * np.float32(groups.shape[1]) > OUTLIER * total)
-    seconds = np.rint((scaled - integers) * SECOND_STEPS)
-    first = Quantised(
-        f32(integers).reshape(rows.shape), f32(scales), f32(integers.sum(axis=2)), np.ones_like(has_second)
-    )
-    second = Quantised(
-        f32(seconds).reshape(rows.shape), f32(scales / SECOND_STEPS), f32(seconds.sum(axis=2)), has_second
-    )
-    return first, second
-
-
-def rms_norm(rows: F32, weight: F32 | None, eps: float) -> F32:
-    """Returns (x · 1/√(mean of squares + eps)) · w; squares are summed in sixteen lanes, then in a fixed tree."""
-    sums = np.zeros((len(rows), LANES), np.float32)
-    for start in range(0, rows.shape[1], LANES):
-        part = rows[:, start : start + LANES]
-        sums = fma(part, part, sums)
-    mean = reduce_add(sums) / np.float32(rows.shape[1]) + np.float32(eps)
-    normed = rows * (np.float32(1) / np.sqrt(mean))[:, None]
-    return f32(normed if weight is None else normed * weight)
-
-
-def product(rows: F32, weight: Numbers) -> F32:
-    """Returns rows · wᵀ, [R, n]: one accumulator per element, along K in order, second terms after all first ones."""
-    n, k = weight.values.shape
-    acc = np.zeros((len(rows), n), np.float32)
-    if weight.layout in (Layout.F32, Layout.BF16):
-        inputs = round_bf16(rows) if weight.layout is Layout.BF16 else rows
-        for i in range(k):
-            acc = fma(inputs[:, i : i + 1], weight.values[:, i], acc)
-        return acc
-    terms = quantise(rows)
-    offset = np.float32(8 if weight.layout is Layout.Q4 else 0)
-    for a in terms:
-        for g in range(k // GROUP):
-            part = slice(g * GROUP, (g + 1) * GROUP)
-            # Whole numbers below 2²⁴: exact in float32 in any order.
-            integer = a.integers[:, part] @ (weight.values[:, part] + offset).T
-            scales, sums = a.scales[:, g : g + 1], a.sums[:, g : g + 1]
-            added = fma(integer - offset * sums, weight.scales[:, g] * scales, acc)
-            if weight.layout is Layout.Q4M:
-                added = fma(weight.mins[:, g], scales * sums, added)
-            acc = np.where(a.is_present[:, g : g + 1], added, acc)
-    return acc
 
 
 class Interpreter:
@@ -195,21 +117,35 @@ class Interpreter:
                     self._attention(item, step)
                 case Opcode.HEAD:
                     self._head(item, step, out)
+                case Opcode.NORM:
+                    self._norm(item)
+                case Opcode.MOE:
+                    self._moe(item)
             if after is not None:
                 after(number, item)
         return out
 
-    def _embed(self, item: Instruction, step: StepInput) -> None:
-        index = item.integer("table")
+    def _rows_of(self, index: int, rows: NDArray[np.integer]) -> F32:
+        """Returns rows of a packed matrix, dequantised."""
         if index not in self._dequantised:
             self._dequantised[index] = self._matrices[index].dequantised()
-        rows = self._dequantised[index][step.tokens]
-        self.buffers[item.integer("out")] = f32(rows * np.float32(item.values["scale"]))
+        return f32(self._dequantised[index][rows])
+
+    def _embed(self, item: Instruction, step: StepInput) -> None:
+        rows = f32(self._rows_of(item.integer("table"), step.tokens) * np.float32(item.values["scale"]))
+        if (positions := item.integer("positions")) != NONE:
+            rows = f32(rows + self._rows_of(positions, step.positions + item.integer("position_offset")))
+        self.buffers[item.integer("out")] = rows
 
     def _prologue(self, item: Instruction, rows: F32) -> F32:
-        if item.integer("norm") == Norm.NONE:
-            return rows
-        return rms_norm(rows, self._vector(item, "norm_weight"), item.values["norm_eps"])
+        weight, eps = self._vector(item, "norm_weight"), item.values["norm_eps"]
+        match Norm(item.integer("norm")):
+            case Norm.NONE:
+                return rows
+            case Norm.RMS:
+                return rms_norm(rows, weight, eps)
+            case Norm.LAYER:
+                return layer_norm(rows, weight, self._vector(item, "norm_bias"), eps)
 
     def _vector(self, item: Instruction, name: str) -> F32 | None:
         index = item.integer(name)
@@ -221,34 +157,62 @@ class Interpreter:
         bias = self._vector(item, "bias") if "bias" in item.values else None
         return result if bias is None else f32(result + bias)
 
+    def _put(self, item: Instruction, result: F32) -> None:
+        out = item.integer("out")
+        is_added = item.integer("epilogue") == Epilogue.ADD
+        self.buffers[out] = f32(self.buffers[out] + result) if is_added else result
+
     def _linear(self, item: Instruction) -> None:
         result = self._product(item, self.buffers[item.integer("input")])
-        out = item.integer("out")
-        match Epilogue(item.integer("epilogue")):
-            case Epilogue.STORE:
-                self.buffers[out] = result
-            case Epilogue.ADD:
-                self.buffers[out] = f32(self.buffers[out] + result)
-            case Epilogue.SILU_GLU:
-                tiles = result.reshape(len(result), -1, 2, LANES)  # sixteen gates, sixteen ups, in turn
-                self.buffers[out] = f32(silu(tiles[:, :, 0]) * tiles[:, :, 1]).reshape(len(result), -1)
+        function = Activation(item.integer("activation"))
+        is_gated = item.integer("epilogue") == Epilogue.GLU
+        self._put(item, gated(function, result) if is_gated else activate(function, result))
+
+    def _norm(self, item: Instruction) -> None:
+        self._put(item, self._prologue(item, self.buffers[item.integer("input")]))
+
+    def _moe(self, item: Instruction) -> None:
+        k, hidden, out = item.integer("k"), item.integer("hidden"), item.integer("out")
+        rows = self._prologue(item, self.buffers[item.integer("input")])
+        logits = product(rows, self._matrices[item.integer("router")])
+        ids, shares = route(logits, item.integer("top_k"), bool(item.integer("is_renormalised")))
+        total = self.buffers[out].copy()
+        for expert in range(item.integer("experts")):
+            chosen, column = np.nonzero(ids == expert)
+            if not len(chosen):
+                continue
+            up = self._matrices[item.integer("gate_up")].columns(expert * 2 * hidden, (expert + 1) * 2 * hidden)
+            down = self._matrices[item.integer("down")].columns(expert * k, (expert + 1) * k)
+            result = product(gated(Activation(item.integer("activation")), product(rows[chosen], up)), down)
+            total[chosen] = fma(shares[chosen, column][:, None], result, total[chosen])
+        self.buffers[out] = total
 
     def _qkv(self, item: Instruction, step: StepInput) -> None:
         heads, kv_heads, size = item.integer("heads"), item.integer("kv_heads"), item.integer("head_size")
         result = self._product(item, self.buffers[item.integer("input")]).reshape(-1, heads + 2 * kv_heads, size)
-        turned, values = result[:, : heads + kv_heads], result[:, heads + kv_heads :]
-        if (table := self._vector(item, "rope")) is not None:
-            half = size // 2
-            cosine, sine = table[step.positions][:, None, :half], table[step.positions][:, None, half:]
-            low, high = turned[..., :half], turned[..., half:]
-            turned = np.concatenate([low * cosine - high * sine, high * cosine + low * sine], axis=2)
-        self.buffers[item.integer("q_out")] = f32(turned[:, :heads]).reshape(len(result), -1)
+        q = self._head_rows(item, step, "q_norm", result[:, :heads])
+        keys = self._head_rows(item, step, "k_norm", result[:, heads : heads + kv_heads])
+        values = result[:, heads + kv_heads :]
+        self.buffers[item.integer("q_out")] = q.reshape(len(result), -1)
         layer = item.integer("layer")
         for row, position in enumerate(step.positions):
             seq = int(np.searchsorted(step.seq_starts, row, side="right")) - 1
             block, slot = step.block_tables[seq, position // BLOCK_TOKENS], position % BLOCK_TOKENS
-            self.keys[layer, block, :, slot] = self._stored(turned[row, heads:])
+            self.keys[layer, block, :, slot] = self._stored(keys[row])
             self.values[layer, block, :, slot] = self._stored(values[row])
+
+    def _head_rows(self, item: Instruction, step: StepInput, norm: str, rows: F32) -> F32:
+        """Returns heads, [R, H, D], each normed by itself if there is such a norm, and their first elements turned."""
+        if (weight := self._vector(item, norm)) is not None:
+            flat = rms_norm(rows.reshape(-1, rows.shape[2]), weight, item.values["qk_norm_eps"])
+            rows = flat.reshape(rows.shape)
+        if (table := self._vector(item, "rope")) is None:
+            return rows
+        size = item.integer("rotary_size")
+        half = size // 2
+        cosine, sine = table[step.positions][:, None, :half], table[step.positions][:, None, half:]
+        low, high = rows[..., :half], rows[..., half:size]
+        return f32(np.concatenate([low * cosine - high * sine, high * cosine + low * sine, rows[..., size:]], axis=2))
 
     def _stored(self, rows: F32) -> F32:
         return round_bf16(rows) if self.kv_type is KvType.BF16 else rows

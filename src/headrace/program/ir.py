@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from headrace.program.model import ModelSpec
+from headrace.program.model import ModelSpec, RopeSpec
 from headrace.program.opcodes import FIELDS, Epilogue, Opcode
 
 NONE = -1
@@ -33,11 +33,13 @@ class WeightSpec:
     Args:
         index: position in the table; instructions name weights by it.
         name: for people, e.g. ``layers.3.qkv``.
-        kind: ``matrix`` ([n, k], packed), ``vector`` ([n] f32, k = 1), ``rope`` ([n positions, k = head size] f32).
+        kind: ``matrix`` ([n, k], packed), ``vector`` ([n] f32, k = 1), ``rope`` ([n positions, k turning] f32).
         n: output columns, the sum of the parts' rows.
         k: inputs.
         parts: source tensors in order; empty for ``rope``, which is computed.
-        interleave: 0 concatenates the parts; 16 takes 16 rows of each part in turn (vectors likewise).
+        interleave: 0 concatenates the parts; with 16 they come in pairs, and 16 rows of each of the two are taken in
+            turn, pair after pair (vectors likewise).
+        rope: frequencies of a ``rope``, else None.
     """
 
     index: int
@@ -47,6 +49,7 @@ class WeightSpec:
     k: int
     parts: tuple[Part, ...] = ()
     interleave: int = 0
+    rope: RopeSpec | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +93,8 @@ _READS = {
     Opcode.QKV: ("input",),
     Opcode.ATTENTION: ("q",),
     Opcode.HEAD: ("input",),
+    Opcode.NORM: ("input",),
+    Opcode.MOE: ("input",),
 }
 _WRITES = {
     Opcode.EMBED: ("out",),
@@ -97,6 +102,8 @@ _WRITES = {
     Opcode.QKV: ("q_out",),
     Opcode.ATTENTION: ("out",),
     Opcode.HEAD: (),
+    Opcode.NORM: ("out",),
+    Opcode.MOE: ("out",),
 }
 
 
@@ -104,7 +111,7 @@ def effect(instruction: Instruction) -> Effect:
     """Returns the buffers that ``instruction`` touches."""
     reads = tuple(instruction.integer(name) for name in _READS[instruction.opcode])
     writes = tuple(instruction.integer(name) for name in _WRITES[instruction.opcode])
-    is_update = instruction.opcode is Opcode.LINEAR and instruction.integer("epilogue") == Epilogue.ADD
+    is_update = instruction.opcode is Opcode.MOE or instruction.values.get("epilogue") == Epilogue.ADD
     return Effect(reads, writes if is_update else (), () if is_update else writes)
 
 

@@ -40,6 +40,11 @@ class Numbers:
         values = self.values * np.repeat(self.scales, GROUP, axis=1)
         return values + np.repeat(self.mins, GROUP, axis=1) if self.mins.size else values
 
+    def columns(self, start: int, stop: int) -> Numbers:
+        """Returns the columns [start, stop)."""
+        part = slice(start, stop)
+        return Numbers(self.layout, self.values[part], self.scales[part], self.mins[part])
+
 
 _EMPTY = np.zeros((0, 0), np.float32)
 

@@ -33,28 +33,41 @@ class Opcode(IntEnum):
     QKV = 3
     ATTENTION = 4
     HEAD = 5
+    NORM = 6
+    MOE = 7
 
 
 class Norm(IntEnum):
-    """What a prologue does to its input row before the product."""
+    """What is done to a row: nothing, x / rms(x) · w, or (x − mean) / deviation · w + b."""
 
     NONE = 0
     RMS = 1
+    LAYER = 2
 
 
 class Epilogue(IntEnum):
-    """What happens to a product: stored, added to the output in place, or gated pairwise (SiLU(gate) × up)."""
+    """What happens to a result: stored, added to the output in place, or gated pairwise (activation(gate) × up)."""
 
     STORE = 0
     ADD = 1
-    SILU_GLU = 2
+    GLU = 2
+
+
+class Activation(IntEnum):
+    """Function of a product's elements, or of the gates of a GLU. GELU_TANH is the approximation by tanh."""
+
+    NONE = 0
+    SILU = 1
+    GELU_TANH = 2
+    GELU_ERF = 3
+    RELU = 4
 
 
 class Layout(IntEnum):
     """How a weight lies in memory (kernels.md §2.2). N is padded to LANES; tile t holds columns 16t … 16t+15.
 
     VECTOR_F32   f32 [n]                               norm weights, biases
-    ROPE_F32     f32 [n positions][k]                  k = head size: k/2 cosines, then k/2 sines
+    ROPE_F32     f32 [n positions][k]                  k = elements that turn: k/2 cosines, then k/2 sines
     F32          [N/16][K][16] f32
     BF16         [N/16][K/2][16][2] bf16
     Q8           [N/16][K/32] of {16 × f16 scale, [8][16][4] u8 = q + 128}                       544 bytes
@@ -93,18 +106,22 @@ class Field:
 _PROLOGUE = (
     Field("norm", "i32", "Norm applied to each input row"),
     Field("norm_weight", "weight", "VECTOR_F32 [k], or none"),
+    Field("norm_bias", "weight", "VECTOR_F32 [k], or none; LAYER only"),
     Field("norm_eps", "f32", "epsilon inside the root"),
 )
 
 FIELDS: dict[Opcode, tuple[Field, ...]] = {
-    # Residual rows from token ids. out: [rows, width] f32
+    # out = table[token] × scale + positions[position + position_offset]
     Opcode.EMBED: (
         Field("table", "weight", "any matrix layout, n = vocabulary, k = width"),
         Field("out", "buffer", "[rows, width] f32"),
         Field("width", "i32", "elements of a row"),
-        Field("scale", "f32", "multiplies the row"),
+        Field("scale", "f32", "multiplies the table's row"),
+        Field("positions", "weight", "any matrix layout, n > any position + offset, k = width; or none"),
+        Field("position_offset", "i32", "row of position 0"),
     ),
-    # out = epilogue(norm(in) · wᵀ + bias). With SILU_GLU the weight's tiles alternate gate, up; out has n/2 columns.
+    # out = epilogue(activation(norm(in) · wᵀ + bias)). With GLU the weight's tiles alternate gate, up; out has n/2
+    # columns, and the activation is the gate's.
     Opcode.LINEAR: (
         Field("weight", "weight", "matrix, n columns, k inputs"),
         Field("bias", "weight", "VECTOR_F32 [n], or none"),
@@ -114,8 +131,9 @@ FIELDS: dict[Opcode, tuple[Field, ...]] = {
         Field("n", "i32", "columns of the weight"),
         *_PROLOGUE,
         Field("epilogue", "i32", "Epilogue"),
+        Field("activation", "i32", "Activation"),
     ),
-    # q, k, v = norm(in) · wᵀ + bias; RoPE on q and k; k and v go to this layer's pages, q to a buffer.
+    # q, k, v = norm(in) · wᵀ + bias; RMS norm of each head and RoPE on q and k; k and v go to this layer's pages.
     Opcode.QKV: (
         Field("weight", "weight", "rows: all heads of q, then k, then v"),
         Field("bias", "weight", "VECTOR_F32, or none"),
@@ -126,7 +144,11 @@ FIELDS: dict[Opcode, tuple[Field, ...]] = {
         Field("kv_heads", "i32", "key and value heads"),
         Field("head_size", "i32", "elements of a head, a multiple of 32"),
         *_PROLOGUE,
-        Field("rope", "weight", "ROPE_F32 table, or none; half-split (neox) pairing"),
+        Field("q_norm", "weight", "VECTOR_F32 [head_size] of the RMS norm of every q head, or none"),
+        Field("k_norm", "weight", "VECTOR_F32 [head_size] of the RMS norm of every k head, or none"),
+        Field("qk_norm_eps", "f32", "epsilon of these"),
+        Field("rope", "weight", "ROPE_F32 table [positions, rotary_size], or none"),
+        Field("rotary_size", "i32", "first elements of a head that turn, i with i + rotary_size/2; 0 without a table"),
         Field("layer", "i32", "index of this layer's KV pages"),
     ),
     # out = softmax(q · Kᵀ × scale, causal, optional window) · V
@@ -150,6 +172,30 @@ FIELDS: dict[Opcode, tuple[Field, ...]] = {
         *_PROLOGUE,
         Field("scale", "f32", "multiplies the logits"),
         Field("softcap", "f32", "tanh cap of the logits, 0 for none"),
+    ),
+    # out = norm(in), or out += norm(in)
+    Opcode.NORM: (
+        Field("input", "buffer", "[rows, k] f32"),
+        Field("out", "buffer", "[rows, k] f32, not the input"),
+        Field("k", "i32", "elements of a row"),
+        *_PROLOGUE,
+        Field("epilogue", "i32", "STORE or ADD"),
+    ),
+    # Routed experts: p = softmax(norm(in) · routerᵀ); the top_k experts of each row by p (equal ones: lowest id), their
+    # p divided by the sum of theirs if renormalised; out += Σ p · (activation(gate) × up) · downᵀ, in rising order.
+    Opcode.MOE: (
+        Field("input", "buffer", "[rows, k] f32; may be out"),
+        Field("out", "buffer", "[rows, k] f32"),
+        Field("router", "weight", "matrix, n = experts, k inputs"),
+        Field("gate_up", "weight", "matrix, n = experts × 2·hidden: expert after expert, tiles alternate gate, up"),
+        Field("down", "weight", "matrix, n = experts × k, k = hidden: expert after expert"),
+        Field("k", "i32", "width of the rows"),
+        Field("hidden", "i32", "width of one expert"),
+        Field("experts", "i32", "how many there are"),
+        Field("top_k", "i32", "experts of a row"),
+        Field("is_renormalised", "i32", "0 or 1"),
+        *_PROLOGUE,
+        Field("activation", "i32", "of the gates"),
     ),
 }
 

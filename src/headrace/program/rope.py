@@ -12,7 +12,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.program.model import ModelSpec, RopeKind, RopeSpec
+from headrace.program.model import RopeKind, RopeSpec
 
 _CHUNK_POSITIONS = 4096  # bounds the float64 temporaries to a few MiB however long the table is
 
@@ -21,12 +21,15 @@ def _f32(value: NDArray[np.floating]) -> NDArray[np.float32]:
     return np.asarray(value, np.float32)
 
 
-def inverse_frequencies(rope: RopeSpec, head_size: int) -> NDArray[np.float32]:
-    """Returns the scaled angle per position of each pair, ``[head_size / 2]`` f32.
+def inverse_frequencies(rope: RopeSpec, rotary_size: int) -> NDArray[np.float32]:
+    """Returns the scaled angle per position of each pair, ``[rotary_size / 2]`` f32.
+
+    Args:
+        rotary_size: elements of a head that turn, even; the whole head or its first part.
 
     Source: Peng et al., YaRN (arXiv 2309.00071); the Llama 3.1 rule as published with that model.
     """
-    exponents = np.arange(0, head_size, 2, dtype=np.float32) / np.float32(head_size)
+    exponents = np.arange(0, rotary_size, 2, dtype=np.float32) / np.float32(rotary_size)
     periods: NDArray[np.float32] = np.power(np.float32(rope.theta), exponents, dtype=np.float32)
     plain = _f32(np.float32(1.0) / periods)
     match rope.kind:
@@ -40,7 +43,7 @@ def inverse_frequencies(rope: RopeSpec, head_size: int) -> NDArray[np.float32]:
         case RopeKind.LLAMA3:
             return _llama3(rope, plain)
         case RopeKind.YARN:
-            return _yarn(rope, head_size, periods)
+            return _yarn(rope, rotary_size, periods)
 
 
 def _llama3(rope: RopeSpec, plain: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -56,42 +59,44 @@ def _llama3(rope: RopeSpec, plain: NDArray[np.float32]) -> NDArray[np.float32]:
     return _f32(np.where(~is_long & ~is_short, blended, divided))
 
 
-def _yarn(rope: RopeSpec, head_size: int, periods: NDArray[np.float32]) -> NDArray[np.float32]:
+def _yarn(rope: RopeSpec, rotary_size: int, periods: NDArray[np.float32]) -> NDArray[np.float32]:
     """Dimensions that turn often keep their frequency, those that turn seldom are interpolated, a ramp between."""
 
     def dimension(turns: float) -> float:
         ratio = rope.original_context_tokens / (turns * 2 * math.pi)
-        return head_size * math.log(ratio) / (2 * math.log(rope.theta))
+        return rotary_size * math.log(ratio) / (2 * math.log(rope.theta))
 
     low, high = dimension(rope.beta_fast), dimension(rope.beta_slow)
     if rope.is_truncated:
         low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, head_size - 1)
+    low, high = max(low, 0), min(high, rotary_size - 1)
     if low == high:
         high += 0.001  # as transformers: keeps the ramp finite
-    ramp = np.clip((np.arange(head_size // 2, dtype=np.float32) - np.float32(low)) / np.float32(high - low), 0, 1)
+    ramp = np.clip((np.arange(rotary_size // 2, dtype=np.float32) - np.float32(low)) / np.float32(high - low), 0, 1)
     keep = _f32(1 - ramp)
     interpolated = np.float32(1.0) / (np.float32(rope.factor) * periods)
     return _f32(interpolated * (1 - keep) + (np.float32(1.0) / periods) * keep)
 
 
-def rope_table(spec: ModelSpec, context_tokens: int) -> NDArray[np.float32]:
-    """Returns the table of positions 0 … context_tokens − 1.
+def rope_table(rope: RopeSpec, rotary_size: int, positions: int) -> NDArray[np.float32]:
+    """Returns the table of positions 0 … positions − 1.
+
+    Args:
+        rotary_size: elements of a head that turn, even.
 
     Returns:
-        ``[context_tokens, head_size]`` f32: head_size/2 cosines, then head_size/2 sines.
+        ``[positions, rotary_size]`` f32: rotary_size/2 cosines, then rotary_size/2 sines.
 
-    Cost: 4 × context_tokens × head_size bytes.
+    Cost: 4 × positions × rotary_size bytes.
     """
-    assert spec.rope is not None, "a model without rotary embedding has no table"
-    half = spec.head_size // 2
-    frequencies = inverse_frequencies(spec.rope, spec.head_size)
-    table = np.empty((context_tokens, spec.head_size), np.float32)
-    for start in range(0, context_tokens, _CHUNK_POSITIONS):
-        stop = min(start + _CHUNK_POSITIONS, context_tokens)
+    half = rotary_size // 2
+    frequencies = inverse_frequencies(rope, rotary_size)
+    table = np.empty((positions, rotary_size), np.float32)
+    for start in range(0, positions, _CHUNK_POSITIONS):
+        stop = min(start + _CHUNK_POSITIONS, positions)
         angles = (np.arange(start, stop, dtype=np.float32)[:, None] * frequencies).astype(np.float64)
         table[start:stop, :half] = np.cos(angles)
         table[start:stop, half:] = np.sin(angles)
-    if spec.rope.attention_factor != 1.0:
-        table *= np.float32(spec.rope.attention_factor)
+    if rope.attention_factor != 1.0:
+        table *= np.float32(rope.attention_factor)
     return table

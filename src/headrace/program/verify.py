@@ -23,10 +23,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import IntEnum
 
 from headrace.program.encode import ALIGNMENT_BYTES, Encoded
 from headrace.program.ir import NONE, Instruction, Program, effect, kv_read, kv_written, seal, weights_read
-from headrace.program.opcodes import FIELDS, GROUP, LANES, RECORD_BYTES, Epilogue, Norm, Opcode
+from headrace.program.opcodes import FIELDS, GROUP, LANES, RECORD_BYTES, Activation, Epilogue, Norm, Opcode
 from headrace.program.records import unpack_record
 
 _I32_MAX = 2**31 - 1
@@ -106,14 +107,18 @@ def _tables(program: Program) -> Iterator[Fault]:
             yield Fault("table", where, f"{weight.k} inputs are no multiple of {GROUP}")
         if weight.kind == "vector" and weight.k != 1:
             yield Fault("table", where, f"a vector has k = 1, not {weight.k}")
-        if (weight.kind == "rope") != (not weight.parts):
-            yield Fault("table", where, "a rotary table has no parts, everything else has some")
+        if (weight.kind == "rope") != (not weight.parts) or (weight.kind == "rope") != (weight.rope is not None):
+            yield Fault("table", where, "a rotary table has frequencies and no parts, everything else has parts")
+        if weight.kind == "rope" and weight.k % 2:
+            yield Fault("table", where, f"{weight.k} elements do not turn in pairs")
         if weight.parts and sum(part.n for part in weight.parts) != weight.n:
             yield Fault("table", where, f"parts have {sum(part.n for part in weight.parts)} rows, not {weight.n}")
         if any(part.n <= 0 for part in weight.parts):
             yield Fault("table", where, "a part has no rows")
         if weight.interleave not in (0, LANES):
             yield Fault("table", where, f"interleave {weight.interleave} is neither 0 nor {LANES}")
+        elif weight.interleave and len(weight.parts) % 2:
+            yield Fault("table", where, f"{len(weight.parts)} interleaved parts are no pairs")
         elif weight.interleave and (len({part.n for part in weight.parts}) != 1 or weight.parts[0].n % LANES):
             yield Fault("table", where, f"interleaved parts must have equal rows, a multiple of {LANES}")
         for role in (part.role for part in weight.parts):
@@ -137,11 +142,14 @@ def _tables(program: Program) -> Iterator[Fault]:
 
 # Fields of one instruction
 
-_POSITIVE = frozenset({"width", "k", "n", "heads", "kv_heads", "head_size", "vocab"})
-_NOT_NEGATIVE = frozenset({"layer", "window"})
-_OPTIONAL_WEIGHTS = frozenset({"bias", "norm_weight", "rope"})
-_POSITIVE_FLOATS = frozenset({"norm_eps"})
+_POSITIVE = frozenset(
+    {"width", "k", "n", "heads", "kv_heads", "head_size", "vocab", "hidden", "experts", "top_k"},
+)
+_NOT_NEGATIVE = frozenset({"layer", "window", "position_offset", "rotary_size"})
+_OPTIONAL_WEIGHTS = frozenset({"bias", "norm_weight", "norm_bias", "rope", "positions", "q_norm", "k_norm"})
+_POSITIVE_FLOATS = frozenset({"norm_eps", "qk_norm_eps"})
 _NOT_NEGATIVE_FLOATS = frozenset({"softcap"})
+_ENUMERATORS: dict[str, type[IntEnum]] = {"norm": Norm, "epilogue": Epilogue, "activation": Activation}
 
 
 def _fields(program: Program, where: str, item: Instruction) -> Iterator[Fault]:
@@ -179,10 +187,10 @@ def _integer(program: Program, where: str, name: str, kind: str, value: int) -> 
         yield Fault("range", where, f"{name} is {value}")
     if name == "layer" and value >= program.spec.layers:
         yield Fault("range", where, f"layer is {value}, the model has {program.spec.layers}")
-    if name == "norm" and value not in set(Norm):
-        yield Fault("range", where, f"norm {value} does not exist")
-    if name == "epilogue" and value not in set(Epilogue):
-        yield Fault("range", where, f"epilogue {value} does not exist")
+    if name in _ENUMERATORS and value not in set(_ENUMERATORS[name]):
+        yield Fault("range", where, f"{name} {value} does not exist")
+    if name == "is_renormalised" and value not in (0, 1):
+        yield Fault("range", where, f"{name} is {value}")
 
 
 # Shapes
@@ -208,31 +216,52 @@ def _shapes(program: Program, where: str, item: Instruction) -> Iterator[Fault]:
     def prologue(k: int) -> Iterator[Fault]:
         yield from buffer("input", k)
         yield from weight("norm_weight", "vector", k, 1)
+        yield from weight("norm_bias", "vector", k, 1)
         if item.integer("norm") == Norm.NONE and item.integer("norm_weight") != NONE:
             yield Fault("shape", where, "has a norm weight but no norm")
+        if item.integer("norm") != Norm.LAYER and item.integer("norm_bias") != NONE:
+            yield Fault("shape", where, "has a norm bias but no layer norm")
+
+    def interleaved(name: str, pairs: int) -> Iterator[Fault]:
+        source = program.weights[item.integer(name)] if item.integer(name) != NONE else None
+        if source is not None and source.interleave != (LANES if pairs else 0):
+            yield Fault("shape", where, f"{source.name}: exactly a gated product reads interleaved parts")
+        elif source is not None and pairs and len(source.parts) != 2 * pairs:
+            yield Fault("shape", where, f"{source.name} has {len(source.parts)} parts, expected {2 * pairs}")
 
     match item.opcode:
         case Opcode.EMBED:
             width = item.integer("width")
             yield from weight("table", "matrix", program.spec.vocab_size, width)
             yield from buffer("out", width)
+            yield from weight("positions", "matrix", None, width)
+            offset = item.integer("position_offset")
+            if (index := item.integer("positions")) == NONE:
+                if offset:
+                    yield Fault("shape", where, "has an offset but no positions")
+            elif program.weights[index].n < program.spec.context_tokens + offset:
+                need = f"{program.spec.context_tokens} + {offset}"
+                yield Fault("shape", where, f"positions has {program.weights[index].n} rows, the context needs {need}")
         case Opcode.LINEAR:
             n, k = item.integer("n"), item.integer("k")
             yield from weight("weight", "matrix", n, k)
             yield from weight("bias", "vector", n, 1)
             yield from prologue(k)
-            is_glu = item.integer("epilogue") == Epilogue.SILU_GLU
+            is_glu = item.integer("epilogue") == Epilogue.GLU
             yield from buffer("out", n // 2 if is_glu else n)
-            for index in (item.integer("weight"), item.integer("bias")):
-                source = program.weights[index] if index != NONE else None
-                if source is not None and is_glu != (source.interleave == LANES and len(source.parts) == 2):
-                    yield Fault("shape", where, f"{source.name}: exactly a gated product reads two interleaved parts")
+            for name in ("weight", "bias"):
+                yield from interleaved(name, int(is_glu))
         case Opcode.QKV:
             heads, kv_heads, size = item.integer("heads"), item.integer("kv_heads"), item.integer("head_size")
             n = (heads + 2 * kv_heads) * size
             yield from weight("weight", "matrix", n, item.integer("k"))
             yield from weight("bias", "vector", n, 1)
-            yield from weight("rope", "rope", None, size)
+            rotary = item.integer("rotary_size")
+            yield from weight("rope", "rope", None, rotary)
+            if rotary > size or (rotary > 0) != (item.integer("rope") != NONE):
+                yield Fault("shape", where, f"{rotary} elements turn of a head of {size}")
+            yield from weight("q_norm", "vector", size, 1)
+            yield from weight("k_norm", "vector", size, 1)
             yield from prologue(item.integer("k"))
             yield from buffer("q_out", heads * size)
             yield from _heads(where, item)
@@ -246,6 +275,23 @@ def _shapes(program: Program, where: str, item: Instruction) -> Iterator[Fault]:
             yield from prologue(item.integer("k"))
             if item.integer("vocab") != program.spec.vocab_size:
                 yield Fault("shape", where, f"vocab is not the model's {program.spec.vocab_size}")
+        case Opcode.NORM:
+            yield from prologue(item.integer("k"))
+            yield from buffer("out", item.integer("k"))
+            if item.integer("norm") == Norm.NONE or item.integer("epilogue") == Epilogue.GLU:
+                yield Fault("shape", where, "must norm, and store or add")
+        case Opcode.MOE:
+            k, hidden, experts = item.integer("k"), item.integer("hidden"), item.integer("experts")
+            yield from prologue(k)
+            yield from buffer("out", k)
+            yield from weight("router", "matrix", experts, k)
+            yield from weight("gate_up", "matrix", experts * 2 * hidden, k)
+            yield from weight("down", "matrix", experts * k, hidden)
+            yield from interleaved("gate_up", experts)
+            for name in ("router", "down"):
+                yield from interleaved(name, 0)
+            if item.integer("top_k") > experts:
+                yield Fault("shape", where, f"a row takes {item.integer('top_k')} of {experts} experts")
 
 
 def _heads(where: str, item: Instruction) -> Iterator[Fault]:
@@ -275,6 +321,10 @@ def _order(program: Program) -> Iterator[Fault]:
             yield Fault("order", f"weight {weight.index} ({weight.name})", "is never used")
 
 
+_READS_FIRST = frozenset({Opcode.MOE})
+"""Opcodes that have read all of their input before they write anything: input and output may be one buffer."""
+
+
 def _flow(program: Program) -> Iterator[Fault]:
     written_at: dict[int, int] = {}
     unread: dict[int, str] = {}
@@ -285,7 +335,7 @@ def _flow(program: Program) -> Iterator[Fault]:
             if index not in written_at:
                 yield Fault("read", where, f"{name} is read before it is written")
             unread.pop(index, None)
-        for index in seen.reads:
+        for index in seen.reads if item.opcode not in _READS_FIRST else ():
             if index in (*seen.updates, *seen.writes):
                 yield Fault("phase", where, f"reads {program.buffers[index].name} while it writes it")
         for index in seen.writes:

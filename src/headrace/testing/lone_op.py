@@ -14,12 +14,37 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.kernels.vm import KvConfig, Vm, pack
-from headrace.program.opcodes import GROUP, KvType, Layout, Norm, Opcode
+from headrace.program.opcodes import FIELDS, GROUP, Activation, Epilogue, KvType, Layout, Norm, Opcode
 from headrace.program.records import OUTPUT_DTYPE, pack_record
 
 F32 = NDArray[np.float32]
 I32 = NDArray[np.int32]
-_NO_NORM = {"norm": Norm.NONE, "norm_weight": -1, "norm_eps": 0.0}
+_NEUTRAL: dict[str, float] = {
+    "bias": -1,
+    "norm": Norm.NONE,
+    "norm_weight": -1,
+    "norm_bias": -1,
+    "norm_eps": 1e-5,
+    "activation": Activation.NONE,
+    "epilogue": Epilogue.STORE,
+    "scale": 1.0,
+    "softcap": 0.0,
+    "window": 0,
+    "positions": -1,
+    "position_offset": 0,
+    "q_norm": -1,
+    "k_norm": -1,
+    "qk_norm_eps": 1e-5,
+    "rope": -1,
+    "rotary_size": 0,
+    "layer": 0,
+}
+
+
+def plain_record(opcode: Opcode, phase: int, **values: float) -> bytes:
+    """Returns a record whose fields do nothing (no norm, no bias, no positions, …) unless they are given."""
+    names = {field.name for field in FIELDS[opcode]}
+    return pack_record(opcode, phase, **{name: value for name, value in _NEUTRAL.items() if name in names} | values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,14 +102,13 @@ class LoneAttention:
         sizes = [4 * max_rows * size for size in (width, heads * head_size, heads * head_size)]
         x, q, self._out = (int(offset) for offset in np.cumsum([0, *(-(-size // 64) * 64 for size in sizes)])[:3])
         records = [
-            pack_record(Opcode.EMBED, 0, table=0, out=x, width=width, scale=1.0),
-            pack_record(
-                Opcode.QKV, 1, weight=1, bias=-1, input=x, q_out=q, k=width, heads=heads, kv_heads=kv_heads,
-                head_size=head_size, rope=-1, layer=0, **_NO_NORM,
+            plain_record(Opcode.EMBED, 0, table=0, out=x, width=width),
+            plain_record(
+                Opcode.QKV, 1, weight=1, input=x, q_out=q, k=width, heads=heads, kv_heads=kv_heads, head_size=head_size
             ),
-            pack_record(
+            plain_record(
                 Opcode.ATTENTION, 2, q=q, out=self._out, heads=heads, kv_heads=kv_heads, head_size=head_size,
-                layer=0, scale=head_size**-0.5, window=window, softcap=softcap,
+                scale=head_size**-0.5, window=window, softcap=softcap,
             ),
         ]  # fmt: skip
         self._vm = Vm(
@@ -193,10 +217,8 @@ class LoneHead:
         weight = np.zeros((self.vocab, k), np.float32)
         weight[:, :num_rows] = np.nan_to_num(logits).T
         records = [
-            pack_record(Opcode.EMBED, 0, table=0, out=0, width=k, scale=1.0),
-            pack_record(
-                Opcode.HEAD, 1, weight=1, input=0, k=k, vocab=self.vocab, scale=scale, softcap=softcap, **_NO_NORM
-            ),
+            plain_record(Opcode.EMBED, 0, table=0, out=0, width=k),
+            plain_record(Opcode.HEAD, 1, weight=1, input=0, k=k, vocab=self.vocab, scale=scale, softcap=softcap),
         ]
         self._max_top = max_top
         self._vm = Vm(

@@ -72,7 +72,8 @@ def random_weights(random: np.random.Generator, program: Program, layouts: Seque
 
     def one(weight: WeightSpec) -> Packed:
         if weight.kind == "rope":
-            table = rope_table(program.spec, CONTEXT_TOKENS)
+            assert weight.rope is not None
+            table = rope_table(weight.rope, weight.k, CONTEXT_TOKENS)
             return Packed(Layout.ROPE_F32, CONTEXT_TOKENS, weight.k, aligned(table))
         if weight.kind == "vector":
             values = (random.standard_normal(weight.n) * 0.1 + ("norm" in weight.name)).astype(np.float32)

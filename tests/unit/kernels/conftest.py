@@ -10,8 +10,9 @@ import pytest
 from numpy.typing import NDArray
 
 from headrace.kernels import vm
-from headrace.program.opcodes import Epilogue, KvType, Layout, Norm, Opcode
-from headrace.program.records import OUTPUT_DTYPE, pack_record
+from headrace.program.opcodes import Activation, Epilogue, KvType, Layout, Norm, Opcode
+from headrace.program.records import OUTPUT_DTYPE
+from headrace.testing.lone_op import plain_record
 
 MATRIX_LAYOUTS = (Layout.F32, Layout.BF16, Layout.Q8, Layout.Q4, Layout.Q4M)
 
@@ -57,7 +58,9 @@ class Product:
     weight: Weight
     bias: NDArray[np.float32] | None = None
     norm_weight: NDArray[np.float32] | None = None
+    norm_bias: NDArray[np.float32] | None = None
     norm: Norm = Norm.NONE
+    activation: Activation = Activation.NONE
     epilogue: Epilogue = Epilogue.STORE
     eps: float = 1e-5
     repeats: int = 1  # how often the LINEAR runs; an ADD epilogue accumulates
@@ -66,19 +69,19 @@ class Product:
         """The output [rows, n or n/2]; ``rows`` picks and orders the input rows."""
         picked = np.arange(len(self.x), dtype=np.int32) if rows is None else rows.astype(np.int32)
         k, n = self.weight.k, self.weight.n
-        width = n // 2 if self.epilogue is Epilogue.SILU_GLU else n
+        width = n // 2 if self.epilogue is Epilogue.GLU else n
         weights = [matrix(self.x, Layout.F32), self.weight]
         indices = {}
-        for name, values in (("bias", self.bias), ("norm_weight", self.norm_weight)):
+        for name, values in (("bias", self.bias), ("norm_weight", self.norm_weight), ("norm_bias", self.norm_bias)):
             indices[name] = -1 if values is None else len(weights)
             if values is not None:
                 weights.append(floats(values))
         out = -(-len(picked) * k * 4 // 64) * 64
-        program = pack_record(Opcode.EMBED, 0, table=0, out=0, width=k, scale=1.0)
+        program = plain_record(Opcode.EMBED, 0, table=0, out=0, width=k)
         for phase in range(1, 1 + self.repeats):
-            program += pack_record(
+            program += plain_record(
                 Opcode.LINEAR, phase, weight=1, input=0, out=out, k=k, n=n, norm=self.norm, norm_eps=self.eps,
-                epilogue=self.epilogue, **indices,
+                epilogue=self.epilogue, activation=self.activation, **indices,
             )  # fmt: skip
         machine = vm.Vm(
             program, out + len(picked) * width * 4, weights, threads=threads, max_rows=len(picked), isa=isa,

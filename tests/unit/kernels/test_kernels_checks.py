@@ -11,7 +11,8 @@ import pytest
 from headrace.base.errors import MachineError, ModelFormatError
 from headrace.kernels import vm
 from headrace.program.opcodes import Epilogue, KvType, Layout, Norm, Opcode
-from headrace.program.records import OUTPUT_DTYPE, pack_record
+from headrace.program.records import OUTPUT_DTYPE
+from headrace.testing.lone_op import plain_record
 
 from .conftest import Weight, floats, matrix
 
@@ -25,7 +26,7 @@ LINEAR: dict[str, Any] = {
 }  # fmt: skip
 QKV: dict[str, Any] = {
     "weight": 3, "bias": -1, "input": 0, "q_out": 8192, "k": WIDTH, "heads": 1, "kv_heads": 1, "head_size": 32,
-    "norm": Norm.NONE, "norm_weight": -1, "norm_eps": 0.0, "rope": 4, "layer": 0,
+    "rope": 4, "rotary_size": 32,
 }  # fmt: skip
 ATTENTION: dict[str, Any] = {
     "q": 8192, "out": 16384, "heads": 1, "kv_heads": 1, "head_size": 32, "layer": 0, "scale": 1.0, "window": 0,
@@ -64,7 +65,7 @@ def _make(program: bytes, weights: list[Weight] | None = None, **changes: Any) -
 
 def _program(changed: Opcode | None = None, **changes: Any) -> bytes:
     return b"".join(
-        pack_record(opcode, phase, **(fields | (changes if opcode is changed else {})))
+        plain_record(opcode, phase, **(fields | (changes if opcode is changed else {})))
         for phase, (opcode, fields) in enumerate(FIELDS.items())
     )
 
@@ -127,7 +128,7 @@ def _unknown_opcode() -> bytes:
         (b"", "no records"),
         (b"\0" * 127, "128-byte"),
         (_unknown_opcode(), "opcode 77"),
-        (pack_record(Opcode.EMBED, 1, **EMBED) + pack_record(Opcode.EMBED, 0, **EMBED), "phases"),
+        (plain_record(Opcode.EMBED, 1, **EMBED) + plain_record(Opcode.EMBED, 0, **EMBED), "phases"),
     ],
     ids=["empty", "torn", "opcode", "phases"],
 )
@@ -140,9 +141,7 @@ def test_a_gated_product_needs_whole_pairs_of_tiles() -> None:
     weights = [*_weights(), matrix(np.zeros((48, WIDTH), np.float32), Layout.F32)]
 
     with pytest.raises(ModelFormatError, match="n in 32s"):
-        _make(
-            pack_record(Opcode.LINEAR, 0, **(LINEAR | {"weight": 5, "n": 48, "epilogue": Epilogue.SILU_GLU})), weights
-        )
+        _make(plain_record(Opcode.LINEAR, 0, **(LINEAR | {"weight": 5, "n": 48, "epilogue": Epilogue.GLU})), weights)
 
 
 @pytest.mark.parametrize(
@@ -165,7 +164,7 @@ def test_a_gated_product_needs_whole_pairs_of_tiles() -> None:
 )
 def test_a_limit_out_of_range_is_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(ModelFormatError):
-        _make(pack_record(Opcode.EMBED, 0, **EMBED), **changes)
+        _make(plain_record(Opcode.EMBED, 0, **EMBED), **changes)
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ import pytest
 from numpy.typing import NDArray
 
 from headrace.kernels import vm
-from headrace.program.interpret import quantise
-from headrace.program.opcodes import GROUP, Epilogue, KvType, Layout, Norm, Opcode
-from headrace.program.records import pack_record
+from headrace.program.opcodes import GROUP, Activation, Epilogue, KvType, Layout, Norm, Opcode
+from headrace.program.rowwise import activate, quantise
+from headrace.testing.lone_op import plain_record
 
 from .conftest import MATRIX_LAYOUTS, Product, matrix, no_outputs, unpacked
 
@@ -150,10 +150,43 @@ def test_gated_epilogue_pairs_tiles_of_sixteen(
     gate, up = rng.standard_normal((48, 64), dtype=np.float32), rng.standard_normal((48, 64), dtype=np.float32)
     both = np.concatenate([gate.reshape(3, 1, 16, 64), up.reshape(3, 1, 16, 64)], axis=1).reshape(96, 64)
 
-    got = product(x, matrix(both, Layout.F32), epilogue=Epilogue.SILU_GLU).run(isa)
+    got = product(x, matrix(both, Layout.F32), epilogue=Epilogue.GLU, activation=Activation.SILU).run(isa)
 
     g, u = x.astype(np.float64) @ gate.T, x.astype(np.float64) @ up.T
     assert np.allclose(got, g / (1 + np.exp(-g)) * u, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("activation", list(Activation))
+def test_activation_of_every_element_is_the_reference_s(
+    isa: str, activation: Activation, product: Callable[..., Product]
+) -> None:
+    # The identity passes the numbers on: every kind of magnitude, both tails, and what is no number.
+    x = np.concatenate([np.linspace(-20, 20, 2043), [1e-30, -1e-30, 300, -300, np.inf]]).astype(np.float32)
+    rows = x.reshape(64, 32)
+    rows[-1] = np.where(np.isfinite(rows[-1]), rows[-1], np.float32(0))
+
+    got = product(rows, matrix(np.eye(32, dtype=np.float32), Layout.F32), activation=activation).run(isa)
+
+    assert np.array_equal(got, activate(activation, rows))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("has_bias", [True, False], ids=["bias", "plain"])
+def test_layer_norm_is_that_of_float64(
+    isa: str, has_bias: bool, rng: np.random.Generator, product: Callable[..., Product]
+) -> None:
+    x = rng.standard_normal((5, 96), dtype=np.float32) * 2 + 7
+    weight, bias = rng.standard_normal((2, 96), dtype=np.float32)
+    w = rng.standard_normal((20, 96), dtype=np.float32)
+
+    got = product(
+        x, matrix(w, Layout.F32), norm=Norm.LAYER, norm_weight=weight, norm_bias=bias if has_bias else None
+    ).run(isa)
+
+    centred = x - x.astype(np.float64).mean(1, keepdims=True)
+    normed = centred / np.sqrt((centred**2).mean(1, keepdims=True) + 1e-5) * weight + (bias if has_bias else 0)
+    assert np.allclose(got, normed @ w.T.astype(np.float64), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -190,7 +223,7 @@ def test_tiny_inputs_stay_finite(
 @pytest.mark.parametrize("layout", MATRIX_LAYOUTS)
 def test_embed_gives_the_scaled_numbers_of_the_table(isa: str, layout: Layout, rng: np.random.Generator) -> None:
     table = matrix(rng.standard_normal((37, 160), dtype=np.float32), layout)
-    program = pack_record(Opcode.EMBED, 0, table=0, out=64, width=160, scale=1.75)
+    program = plain_record(Opcode.EMBED, 0, table=0, out=64, width=160, scale=1.75)
     machine = vm.Vm(
         program, 64 + 41 * 640, [table], threads=3, max_rows=41, isa=isa, kv=vm.KvConfig(KvType.F32, 1, 1, 32, 1)
     )

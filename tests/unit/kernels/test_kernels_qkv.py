@@ -9,8 +9,8 @@ import pytest
 from numpy.typing import NDArray
 
 from headrace.kernels import vm
-from headrace.program.opcodes import BLOCK_TOKENS, KvType, Layout, Norm, Opcode
-from headrace.program.records import pack_record
+from headrace.program.opcodes import BLOCK_TOKENS, KvType, Layout, Opcode
+from headrace.testing.lone_op import plain_record
 
 from .conftest import Weight, floats, matrix, no_outputs
 
@@ -45,10 +45,10 @@ def inputs(rng: np.random.Generator) -> Inputs:
 def _machine(inputs: Inputs, isa: str, kv: KvType, *, threads: int, has_rope: bool = True) -> vm.Vm:
     weights: list[Weight] = [matrix(inputs.x, Layout.F32), matrix(inputs.w, Layout.F32), floats(inputs.bias)]
     weights.append(floats(inputs.rope, Layout.ROPE_F32))
-    program = pack_record(Opcode.EMBED, 0, table=0, out=0, width=WIDTH, scale=1.0)
-    program += pack_record(
+    program = plain_record(Opcode.EMBED, 0, table=0, out=0, width=WIDTH)
+    program += plain_record(
         Opcode.QKV, 1, weight=1, bias=2, input=0, q_out=Q_OUT, k=WIDTH, heads=HEADS, kv_heads=KV_HEADS,
-        head_size=HEAD_SIZE, norm=Norm.NONE, norm_weight=-1, norm_eps=0.0, rope=3 if has_rope else -1, layer=1,
+        head_size=HEAD_SIZE, rope=3 if has_rope else -1, rotary_size=HEAD_SIZE if has_rope else 0, layer=1,
     )  # fmt: skip
     return vm.Vm(
         program, Q_OUT + 100 * HEADS * HEAD_SIZE * 4, weights, threads=threads, max_rows=100, isa=isa,

@@ -37,11 +37,11 @@ def model(window: int | None) -> tuple[Interpreter, dict[str, np.ndarray]]:
     spec = spec_from_config({**CONFIG, "sliding_window": window})
     program = build_program(spec)
     random = np.random.default_rng(5)
-    parts: dict[str, np.ndarray] = {"rope": rope_table(spec, 700).astype(np.float64)}
+    parts: dict[str, np.ndarray] = {"rope": rope_table(spec.rope, 32, 700).astype(np.float64)}
     packed = []
     for weight in program.weights:
         if weight.kind == "rope":
-            packed.append(Weight(Layout.ROPE_F32, rope_table(spec, 700)))
+            packed.append(Weight(Layout.ROPE_F32, rope_table(spec.rope, 32, 700)))
             continue
         values = random.standard_normal((weight.n, weight.k)).astype(np.float32) * np.float32(weight.k**-0.5)
         start = 0

@@ -1,6 +1,8 @@
 """The arithmetic that the reference is built from: single rounding, bf16, packed layouts, sampling, cost."""
 
+import math
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,10 +11,22 @@ from hypothesis import strategies as st
 
 from headrace.program import sampling
 from headrace.program.cost import Work, instruction_cost, layout_bytes, step_cost
-from headrace.program.interpret import quantise, rms_norm
-from headrace.program.lanes import bf16_bits, bf16_values, exp, fma, reduce_add, round_bf16, silu, soft_cap
+from headrace.program.lanes import (
+    bf16_bits,
+    bf16_values,
+    exp,
+    fma,
+    gelu_erf,
+    gelu_tanh,
+    reduce_add,
+    relu,
+    round_bf16,
+    silu,
+    soft_cap,
+)
 from headrace.program.layouts import Numbers, pack, unpack
 from headrace.program.opcodes import KvType, Layout, Opcode
+from headrace.program.rowwise import layer_norm, quantise, rms_norm, route
 from headrace.program.spec import build_program, spec_from_config
 
 FINITE = st.floats(-1e6, 1e6, width=32, allow_subnormal=False)
@@ -74,6 +88,79 @@ def test_silu_and_cap_are_what_they_are_called() -> None:
     np.testing.assert_allclose(silu(x), x / (1 + np.exp(-x.astype(np.float64))), rtol=2**-20, atol=1e-12)
     np.testing.assert_allclose(soft_cap(x, 5.0), 5 * np.tanh(x.astype(np.float64) / 5), atol=5 * 2**-21)
     np.testing.assert_array_equal(soft_cap(x, 0.0), x)
+
+
+def normal_below(x: np.ndarray) -> np.ndarray:
+    """Φ(x) to float64, by its complement at negative x."""
+    return np.array([0.5 * math.erfc(-value / math.sqrt(2)) for value in x])
+
+
+def ulps(ours: np.ndarray, exact: np.ndarray) -> np.ndarray:
+    """Distance in units in the last place of float32, for results that are normal numbers."""
+    is_normal = np.abs(exact) > 2.0**-120
+    unit = np.spacing(np.abs(exact[is_normal]).astype(np.float32)).astype(np.float64)
+    return np.abs(ours[is_normal].astype(np.float64) - exact[is_normal]) / unit
+
+
+GELU_POINTS = np.concatenate(
+    [np.linspace(-12.9, 12.9, 30001), -np.logspace(-6, 1.1, 20001), np.random.default_rng(0).normal(0, 1, 20000)]
+).astype(np.float32)
+
+
+def test_gelu_is_within_six_units_in_the_last_place() -> None:
+    x = GELU_POINTS.astype(np.float64)
+
+    assert ulps(gelu_erf(GELU_POINTS), x * normal_below(x)).max() <= 6
+
+
+def test_gelu_by_tanh_is_within_four_units_in_the_last_place() -> None:
+    x = GELU_POINTS.astype(np.float64)
+
+    exact = x / (1 + np.exp(-2 * np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+
+    assert ulps(gelu_tanh(GELU_POINTS), exact).max() <= 4
+
+
+@pytest.mark.parametrize("function", [gelu_erf, gelu_tanh, relu, silu])
+def test_activations_far_out_are_the_identity_or_nothing_and_keep_not_a_number(function: Any) -> None:
+    with np.errstate(invalid="ignore"):
+        y = function(np.array([200.0, np.inf, -200.0, 0.0, np.nan], np.float32))
+
+    np.testing.assert_array_equal(y, [200, np.inf, 0, 0, np.nan])
+
+
+def test_layer_norm_centres_and_divides_by_the_deviation() -> None:
+    random = np.random.default_rng(3)
+    x = (random.standard_normal((4, 96)) * 3 + 50).astype(np.float32)
+    weight, bias = random.standard_normal((2, 96)).astype(np.float32)
+    wide = x.astype(np.float64)
+
+    centred = wide - wide.mean(1, keepdims=True)
+    exact = centred / np.sqrt((centred**2).mean(1, keepdims=True) + 1e-5) * weight + bias
+
+    # The mean of 96 numbers near 50 carries about ten roundings of 2⁻²⁴ · 50; the deviation is 3.
+    np.testing.assert_allclose(layer_norm(x, weight, bias, 1e-5), exact, atol=2e-5)
+
+
+def test_route_takes_the_largest_and_of_equal_ones_the_first() -> None:
+    logits = np.log(np.array([[4, 8, 4, 8, 1], [1, 1, 1, 1, 1]], np.float32))
+
+    ids, shares = route(logits, 3, is_renormalised=False)
+    _, renormalised = route(logits, 3, is_renormalised=True)
+
+    assert ids.tolist() == [[0, 1, 3], [0, 1, 2]]
+    np.testing.assert_allclose(shares, [[4 / 25, 8 / 25, 8 / 25], [0.2, 0.2, 0.2]], rtol=1e-6)
+    np.testing.assert_allclose(renormalised, [[0.2, 0.4, 0.4], [1 / 3, 1 / 3, 1 / 3]], rtol=1e-6)
+
+
+def test_row_without_numbers_is_routed_somewhere_and_stays_without() -> None:
+    logits = np.array([[0, np.nan, 1, 2], [0, 1, np.inf, 2], [0, 1, 2, 3]], np.float32)
+
+    ids, shares = route(logits, 2, is_renormalised=True)
+
+    assert ids.tolist() == [[0, 1], [0, 1], [2, 3]]
+    assert np.isnan(shares[:2]).all()
+    assert np.isfinite(shares[2]).all()
 
 
 def test_lanes_are_summed_in_the_fixed_tree() -> None:

@@ -30,7 +30,7 @@ def test_inverse_frequencies_are_those_of_transformers(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(CASES))
 def test_table_is_that_of_transformers(name: str) -> None:
-    table = rope_table(spec_of(name), 2048)[POSITIONS]
+    table = rope_table(spec_of(name).rope, 64, 2048)[POSITIONS]
 
     # An angle of up to 2047 rad carries 4 ulp of its frequency: 2047 · 4 · 2⁻²³ = 0.001. The golden has 7 digits.
     bounds = np.array(POSITIONS)[:, None] * 4 * 2**-23 + 2**-22 + 5e-7
@@ -42,7 +42,7 @@ def test_table_is_that_of_transformers(name: str) -> None:
 def test_table_of_a_long_context_is_the_start_of_a_longer_one() -> None:
     spec = spec_of("llama3")
 
-    short, long = rope_table(spec, 5000), rope_table(spec, 9000)
+    short, long = rope_table(spec.rope, 64, 5000), rope_table(spec.rope, 64, 9000)
 
     assert short.shape == (5000, 64)
     assert short.dtype == np.float32

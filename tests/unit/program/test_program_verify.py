@@ -112,7 +112,7 @@ MUTANTS: dict[str, tuple[str, Callable[[], Program]]] = {
     "no heads": ("range", lambda: with_values(ATTENTION, heads=0)),
     "layer of another model": ("range", lambda: with_values(ATTENTION, layer=2)),
     "negative window": ("range", lambda: with_values(ATTENTION, window=-1)),
-    "unknown norm": ("range", lambda: with_values(QKV, norm=2)),
+    "unknown norm": ("range", lambda: with_values(QKV, norm=3)),
     "unknown epilogue": ("range", lambda: with_values(OUT, epilogue=3)),
     "epsilon of zero": ("range", lambda: with_values(QKV, norm_eps=0.0)),
     "scale that is no number": ("range", lambda: with_values(ATTENTION, scale=float("nan"))),
@@ -191,7 +191,7 @@ def test_changed_field_is_never_unseen(data: st.DataObject) -> None:
     number = data.draw(st.integers(0, len(PROGRAM.instructions) - 1))
     item = PROGRAM.instructions[number]
     # A scale, an epsilon, a cap and a window are free to be other numbers; all else is tied to something.
-    free = {"scale", "norm_eps", "softcap", "window"}
+    free = {"scale", "norm_eps", "qk_norm_eps", "softcap", "window"}
     name = data.draw(st.sampled_from([field.name for field in FIELDS[item.opcode] if field.name not in free]))
     value = data.draw(st.integers(-3, 40) | st.sampled_from([64, 96, 128, 192, 256, 320, 2**31, -(2**31)]))
     assume(value != item.values[name])
@@ -202,7 +202,7 @@ def test_changed_field_is_never_unseen(data: st.DataObject) -> None:
         # What is left are programs of the same shape that compute something else: they must touch the same memory.
         changed = with_values(number, **{name: value}).instructions[number]
         assert touched(changed) == touched(item)
-        assert name in {"norm", "norm_weight", "epilogue", "rope"} or name.endswith("weight")
+        assert name in {"norm", "norm_weight", "epilogue", "activation", "rope"} or name.endswith("weight")
 
 
 @given(st.permutations(range(len(PROGRAM.instructions))))
@@ -329,4 +329,6 @@ def test_opcode_numbers_are_stable() -> None:
         "QKV": 3,
         "ATTENTION": 4,
         "HEAD": 5,
+        "NORM": 6,
+        "MOE": 7,
     }

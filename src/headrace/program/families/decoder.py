@@ -8,14 +8,14 @@ from __future__ import annotations
 from headrace.program.builder import Builder
 from headrace.program.ir import NONE, Part, Program
 from headrace.program.model import ModelSpec
-from headrace.program.opcodes import LANES, Epilogue
+from headrace.program.opcodes import LANES, Activation, Epilogue
 
 
 def build(spec: ModelSpec) -> Program:
     """Returns the program of one step: 5 instructions per layer between the embedding and the head."""
     b = Builder(spec)
     table = b.matrix("embed", spec.width, Part("embed", spec.vocab_size))
-    rope = NONE if spec.rope is None else b.rope("rope", spec.context_tokens, spec.head_size)
+    rope = NONE if spec.rope is None else b.rope("rope", spec.context_tokens, spec.head_size, spec.rope)
     x = b.embed("x", table)
     for index in range(spec.layers):
         _layer(b, index, x, rope)
@@ -59,7 +59,8 @@ def _layer(b: Builder, index: int, x: int, rope: int) -> None:
         b.matrix(f"{at}.gate_up", spec.width, *parts("", *gate_up), interleave=LANES),
         norm_weight=b.vector(f"{at}.mlp_norm", *parts("", ("mlp_norm", spec.width))),
         bias=b.vector(f"{at}.gate_up_bias", *parts("_bias", *gate_up), interleave=LANES) if spec.has_mlp_bias else NONE,
-        epilogue=Epilogue.SILU_GLU,
+        epilogue=Epilogue.GLU,
+        activation=Activation.SILU,
     )
     b.linear(
         f"{at}.down",

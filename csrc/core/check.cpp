@@ -1,0 +1,258 @@
+// What the VM refuses: records that do not fit the weights, the arena or the pool, and steps outside the limits.
+#include <algorithm>
+#include <cmath>
+
+#include "core/fail.h"
+#include "core/vm.h"
+#include "ops/product.h"
+#include "ops/qkv.h"
+
+namespace headrace {
+
+const Weight& Vm::check_matrix(const char* what, int32_t index, int64_t n, int64_t k) const {
+  if (index < 0 || index >= static_cast<int64_t>(weights_.size())) {
+    fail(what, " names weight ", index, ", the program has ", weights_.size());
+  }
+  const Weight& w = weights_[static_cast<size_t>(index)];
+  if (!is_matrix(w.layout)) fail(what, ": weight ", index, " is not a matrix");
+  if (w.n != n || w.k != k) {
+    fail(what, ": weight ", index, " is ", w.n, " x ", w.k, ", the record wants ", n, " x ", k);
+  }
+  return w;
+}
+
+void Vm::check_vector(const char* what, int32_t index, int64_t n) const {
+  if (index == -1) return;
+  if (index < 0 || index >= static_cast<int64_t>(weights_.size())) {
+    fail(what, " names weight ", index, ", the program has ", weights_.size());
+  }
+  const Weight& w = weights_[static_cast<size_t>(index)];
+  if (w.layout != Layout::kVectorF32) fail(what, ": weight ", index, " is not a vector");
+  if (w.n != n) fail(what, ": weight ", index, " has ", w.n, " elements, the record wants ", n);
+}
+
+void Vm::check_buffer(const char* what, int64_t offset, int64_t width) const {
+  const int64_t size = int64_t{limits_.max_rows} * width * 4;
+  if (offset < 0 || offset % kAlign != 0) fail(what, ": offset ", offset, " is not a multiple of ", kAlign);
+  if (size > arena_.size_bytes() || offset > arena_.size_bytes() - size) {
+    fail(what, ": bytes ", offset, " to ", offset + size, " lie outside the arena of ", arena_.size_bytes());
+  }
+}
+
+template <class R>
+void Vm::check_prologue(const R& r) {
+  if (r.norm < 0 || r.norm > static_cast<int32_t>(Norm::kLayer)) fail("norm ", r.norm, " is unknown");
+  check_vector("norm_weight", r.norm_weight, r.k);
+  check_vector("norm_bias", r.norm_bias, r.k);
+  if (r.norm_bias != -1 && r.norm != static_cast<int32_t>(Norm::kLayer)) fail("norm_bias without a layer norm");
+  check_eps("norm_eps", r.norm_eps);
+  check_buffer("input", r.input, r.k);
+  limits_.max_k = std::max(limits_.max_k, r.k);
+}
+
+void Vm::check_eps(const char* what, float eps) {
+  if (!(eps >= 0.0f && std::isfinite(eps))) fail(what, " must be finite and not negative");
+}
+
+void Vm::limit_positions(int64_t positions) {
+  limits_.max_positions = static_cast<int32_t>(std::min<int64_t>(limits_.max_positions, positions));
+  has_positions_ = true;
+}
+
+void Vm::check_record(const Record& record) {
+  const auto opcode = static_cast<int32_t>(record.opcode());
+  if (opcode < 1 || opcode >= kOpcodeCount) fail("opcode ", opcode, " is unknown");
+  if (kernels_->ops[opcode] == nullptr) fail("opcode ", opcode, " has no kernel for ", kernels_->isa);
+  const auto positive = [](const char* what, int64_t value) {
+    if (value <= 0) fail(what, " is ", value, ", it must be positive");
+  };
+  const auto check_heads = [&](int32_t heads, int32_t kv_heads, int32_t head_size, int32_t layer) {
+    positive("heads", heads);
+    if (kv_heads != kv_.kv_heads || heads % kv_heads != 0) {
+      fail("kv_heads ", kv_heads, " must be the pool's ", kv_.kv_heads, " and divide heads ", heads);
+    }
+    if (head_size != kv_.head_size) fail("head_size ", head_size, " is not the pool's ", kv_.head_size);
+    if (layer < 0 || layer >= kv_.layers) fail("layer ", layer, ", the KV pool has ", kv_.layers);
+    has_kv_ = has_positions_ = true;
+    limits_.max_heads = std::max(limits_.max_heads, heads);
+    limits_.max_kv_heads = std::max(limits_.max_kv_heads, kv_heads);
+    limits_.max_head_size = std::max(limits_.max_head_size, head_size);
+  };
+  const auto check_enum = [](const char* what, int32_t value, auto last) {
+    if (value < 0 || value > static_cast<int32_t>(last)) fail(what, " ", value, " is unknown");
+  };
+
+  switch (record.opcode()) {
+    case Opcode::kEmbed: {
+      const auto r = record.as<EmbedRecord>();
+      if (r.table < 0 || r.table >= static_cast<int64_t>(weights_.size())) fail("embed names weight ", r.table);
+      const int64_t n = weights_[static_cast<size_t>(r.table)].n;
+      check_matrix("table", r.table, n, r.width);
+      check_buffer("out", r.out, r.width);
+      const auto rows = static_cast<int32_t>(n);
+      vocab_ = vocab_ == 0 ? rows : std::min(vocab_, rows);
+      if (r.positions == -1) return;
+      if (r.positions < 0 || r.positions >= static_cast<int64_t>(weights_.size())) fail("positions is ", r.positions);
+      const int64_t learned = weights_[static_cast<size_t>(r.positions)].n;
+      check_matrix("positions", r.positions, learned, r.width);
+      if (r.position_offset < 0 || r.position_offset >= learned) {
+        fail("position_offset is ", r.position_offset, ", there are ", learned, " positions");
+      }
+      limit_positions(learned - r.position_offset);
+      return;
+    }
+    case Opcode::kLinear: {
+      const auto r = record.as<LinearRecord>();
+      check_matrix("weight", r.weight, r.n, r.k);
+      check_vector("bias", r.bias, r.n);
+      check_prologue(r);
+      check_enum("epilogue", r.epilogue, Epilogue::kGlu);
+      check_enum("activation", r.activation, Activation::kRelu);
+      const bool is_glu = r.epilogue == static_cast<int32_t>(Epilogue::kGlu);
+      if (is_glu && r.n % (2 * kLanes) != 0) fail("a gated product needs n in 32s, n is ", r.n);
+      check_buffer("out", r.out, is_glu ? r.n / 2 : r.n);
+      return;
+    }
+    case Opcode::kQkv: {
+      const auto r = record.as<QkvRecord>();
+      check_heads(r.heads, r.kv_heads, r.head_size, r.layer);
+      const int64_t n = (int64_t{r.heads} + 2 * int64_t{r.kv_heads}) * r.head_size;
+      check_matrix("weight", r.weight, n, r.k);
+      check_vector("bias", r.bias, n);
+      check_prologue(r);
+      check_vector("q_norm", r.q_norm, r.head_size);
+      check_vector("k_norm", r.k_norm, r.head_size);
+      check_eps("qk_norm_eps", r.qk_norm_eps);
+      check_buffer("q_out", r.q_out, int64_t{r.heads} * r.head_size);
+      if (r.rope != -1) {
+        if (r.rope < 0 || r.rope >= static_cast<int64_t>(weights_.size())) fail("rope names weight ", r.rope);
+        const Weight& rope = weights_[static_cast<size_t>(r.rope)];
+        if (rope.layout != Layout::kRopeF32 || rope.k != r.rotary_size) {
+          fail("rope: weight ", r.rope, " is not a rotation table of ", r.rotary_size, " elements");
+        }
+        if (r.rotary_size < 2 || r.rotary_size % 2 != 0 || r.rotary_size > r.head_size) {
+          fail("rotary_size ", r.rotary_size, " must be even and at most head_size ", r.head_size);
+        }
+        limit_positions(rope.n);
+      }
+      if (has_whole_heads(r)) limits_.max_whole_head = std::max(limits_.max_whole_head, r.head_size);
+      return;
+    }
+    case Opcode::kAttention: {
+      const auto r = record.as<AttentionRecord>();
+      check_heads(r.heads, r.kv_heads, r.head_size, r.layer);
+      check_buffer("q", r.q, int64_t{r.heads} * r.head_size);
+      check_buffer("out", r.out, int64_t{r.heads} * r.head_size);
+      if (r.window < 0) fail("window is ", r.window);
+      if (!std::isfinite(r.scale) || !(r.softcap >= 0.0f)) fail("scale or softcap of attention is out of range");
+      return;
+    }
+    case Opcode::kHead: {
+      const auto r = record.as<HeadRecord>();
+      check_matrix("weight", r.weight, r.vocab, r.k);
+      check_prologue(r);
+      if (!std::isfinite(r.scale) || !(r.softcap >= 0.0f)) fail("scale or softcap of the head is out of range");
+      limits_.max_vocab = std::max(limits_.max_vocab, r.vocab);
+      head_vocab_ = head_vocab_ == 0 ? r.vocab : std::min(head_vocab_, r.vocab);
+      return;
+    }
+    case Opcode::kNorm: {
+      const auto r = record.as<NormRecord>();
+      positive("k", r.k);
+      if (r.k % kGroup != 0) fail("k is ", r.k, ", it must be a multiple of ", kGroup);
+      check_prologue(r);
+      check_enum("epilogue", r.epilogue, Epilogue::kAdd);
+      check_buffer("out", r.out, r.k);
+      if (r.out == r.input) fail("out is the input");
+      return;
+    }
+    case Opcode::kMoe: return;  // no kernel yet: refused above
+  }
+}
+
+void Vm::check_step(const StepView& s) {
+  const int64_t rows = s.rows(), sequences = s.sequences(), outputs = s.num_outputs();
+  if (rows < 1 || rows > limits_.max_rows) fail("the step has ", rows, " rows, the limit is ", limits_.max_rows);
+  if (s.positions.size() != s.tokens.size()) fail("positions must have one entry per row");
+  if (sequences < 1 || sequences > limits_.max_sequences) {
+    fail("the step has ", sequences, " sequences, the limit is ", limits_.max_sequences);
+  }
+  if (outputs > limits_.max_outputs) fail("the step has ", outputs, " outputs, the limit is ", limits_.max_outputs);
+  if (s.results.size() != s.outputs.size()) fail("results must have one entry per output");
+  if (s.max_top != limits_.max_top) fail("max_top is ", s.max_top, ", the VM was made for ", limits_.max_top);
+  const size_t top_size = s.outputs.size() * static_cast<size_t>(s.max_top);
+  if (s.top_ids.size() != top_size || s.top_logprobs.size() != top_size) fail("top arrays have the wrong size");
+  if (s.block_tables.size() != static_cast<size_t>(sequences) * static_cast<size_t>(s.max_blocks)) {
+    fail("block_tables must be [sequences, blocks]");
+  }
+  if (s.seq_starts.front() != 0 || s.seq_starts.back() != rows) fail("seq_starts must run from 0 to ", rows);
+  if (vocab_ > 0) {
+    for (const int32_t token : s.tokens) {
+      if (token < 0 || token >= vocab_) fail("token id ", token, " is outside the vocabulary of ", vocab_);
+    }
+  }
+  for (int32_t seq = 0; seq < sequences; ++seq) {
+    const int32_t start = s.seq_starts[static_cast<size_t>(seq)], stop = s.seq_starts[static_cast<size_t>(seq) + 1];
+    if (start < 0 || stop <= start || stop > rows) fail("sequence ", seq, " has rows ", start, " to ", stop);
+    const int32_t position = s.positions[static_cast<size_t>(start)];
+    if (position < 0) fail("row ", start, ": position ", position, " is negative");
+    for (int32_t row = start; row < stop; ++row) {
+      if (s.positions[static_cast<size_t>(row)] != position + (row - start)) {
+        fail("row ", row, ": positions of a sequence must rise by one");
+      }
+      row_seq_[static_cast<size_t>(row)] = seq;
+    }
+    const int64_t last = int64_t{position} + (stop - start) - 1;
+    if (has_positions_ && last >= limits_.max_positions) {
+      fail("sequence ", seq, ": position ", last, ", the limit is ", limits_.max_positions);
+    }
+    if (!has_kv_) continue;
+    const auto blocks = static_cast<int32_t>(last / kBlockTokens + 1);
+    if (blocks > s.max_blocks) fail("sequence ", seq, " needs ", blocks, " blocks, its table has ", s.max_blocks);
+    for (int32_t i = 0; i < blocks; ++i) {
+      const int32_t block = s.block(seq, i);
+      if (block < 0 || block >= kv_.blocks) {
+        fail("sequence ", seq, ": block ", block, " is outside the pool of ", kv_.blocks);
+      }
+    }
+  }
+
+  if (s.count_ids.size() != s.counts.size()) fail("counts must have one entry per count_ids");
+  if (s.bias_ids.size() != s.bias_values.size()) fail("bias_values must have one entry per bias_ids");
+  if (outputs == 0) return;
+  const int64_t mask_words = (int64_t{head_vocab_} + 31) / 32;
+  if (!s.masks.empty() && s.mask_words < std::max<int64_t>(1, mask_words))
+    fail("masks need ", mask_words, " words, have ", s.mask_words);
+  const int64_t masks = s.masks.empty() ? 0 : static_cast<int64_t>(s.masks.size()) / s.mask_words;
+  const auto check_ids = [&](const char* what, std::span<const int32_t> ids, int32_t start, int32_t length) {
+    const auto size = static_cast<int64_t>(ids.size());
+    if (start < 0 || length < 0 || int64_t{start} + length > size) fail(what, " range is outside its array");
+    int32_t before = -1;
+    for (const int32_t id : ids.subspan(static_cast<size_t>(start), static_cast<size_t>(length))) {
+      if (id <= before || id >= head_vocab_) fail(what, ": ids must rise and lie below ", head_vocab_, ", found ", id);
+      before = id;
+    }
+  };
+  for (int32_t i = 0; i < outputs; ++i) {
+    const OutputRow& o = s.outputs[static_cast<size_t>(i)];
+    const auto check = [&](const char* what, bool is_good) {
+      if (!is_good) fail("output ", i, ": ", what, " is out of range");
+    };
+    check("row", o.row >= 0 && o.row < rows);
+    check("top_k", o.top_k >= 0);
+    check("temperature", o.temperature >= 0.0f && std::isfinite(o.temperature));
+    check("top_p", o.top_p > 0.0f && o.top_p <= 1.0f);
+    check("min_p", o.min_p >= 0.0f && o.min_p <= 1.0f);
+    check("repetition", o.repetition > 0.0f && std::isfinite(o.repetition));
+    check("presence", std::isfinite(o.presence));
+    check("frequency", std::isfinite(o.frequency));
+    check("position", o.position >= 0);
+    check("num_logprobs", o.num_logprobs >= -1 && o.num_logprobs <= limits_.max_top);
+    check("target", o.target >= -1 && o.target < head_vocab_);
+    check("mask", o.mask >= -1 && o.mask < masks);
+    check_ids("count_ids", s.count_ids, o.counts_start, o.counts_len);
+    check_ids("bias_ids", s.bias_ids, o.bias_start, o.bias_len);
+  }
+}
+
+}  // namespace headrace
