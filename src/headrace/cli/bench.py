@@ -28,20 +28,27 @@ def engine(
     quantization: Annotated[Quantization | None, typer.Option(help="Quantise the weights when loading.")] = None,
     threads: Annotated[int | None, typer.Option(help="Native threads; default: all cores.", metavar="N")] = None,
     isa: Annotated[str | None, typer.Option(help="Instruction set of the kernels.", metavar="ISA")] = None,
+    decode: Annotated[
+        list[int] | None, typer.Option(help="Sequences that decode together; repeatable; default: 1, 8, 32.", min=1)
+    ] = None,
+    prefill: Annotated[
+        list[int] | None, typer.Option(help="Tokens of a prompt; repeatable; default: 512, 2048.", min=1)
+    ] = None,
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Measure the engine alone, without HTTP: decode at several batch sizes, prefill at several lengths.
 
     Memory bandwidth is probed before and after, because a speed means little without it. Run it on a quiet machine.
+    With --decode or --prefill only what they name is measured.
 
-    Example: [bold]headrace bench engine demo[/]
+    Examples: [bold]headrace bench engine demo[/], [bold]headrace bench engine demo --decode 1 --prefill 512[/]
     """
     import msgspec
 
     from headrace.base.clock import SystemClock
     from headrace.cli.serve import require_native_library, resolve_model
-    from headrace.engine.bench import report_head, report_table, run_bench
+    from headrace.engine.bench import DECODE_BATCHES, PREFILL_LENGTHS, report_head, report_table, run_bench
     from headrace.fleet.launch import worker_launch
 
     settings = load_settings(
@@ -57,7 +64,8 @@ def engine(
     found = resolve_model(settings)
     launch = worker_launch(settings, found.resolved, model_path=found.path, name=found.names[0], socket_fd=-1)
     launch = msgspec.structs.replace(launch, packed_cache_path=None)  # saving would disturb the measurement
-    report = run_bench(launch, SystemClock(), progress=_say)
+    batches, lengths = (decode or [], prefill or []) if decode or prefill else (DECODE_BATCHES, PREFILL_LENGTHS)
+    report = run_bench(launch, SystemClock(), decode_batches=batches, prefill_lengths=lengths, progress=_say)
     if as_json:
         print_json(report)
         return
