@@ -106,6 +106,11 @@ class PyVm {
     vm_ = std::make_unique<Vm>(program, std::move(table), config, *kernels);
   }
 
+  void set_threads(int32_t threads) {
+    if (is_running_) throw std::invalid_argument("a step of this VM is running");
+    vm_->set_threads(threads);
+  }
+
   void step(const In<int32_t, 1>& tokens, const In<int32_t, 1>& positions, const In<int32_t, 1>& seq_starts,
             const In<int32_t, 2>& block_tables, const Bytes& outputs, const Out<uint8_t, 1>& results,
             const Out<int32_t, 2>& top_ids, const Out<float, 2>& top_logprobs, const In<int32_t, 1>& count_ids,
@@ -252,6 +257,7 @@ NB_MODULE(_native, m) {
            "block_tables"_a.noconvert(), "outputs"_a.noconvert(), "results"_a.noconvert(), "top_ids"_a.noconvert(),
            "top_logprobs"_a.noconvert(), "count_ids"_a.noconvert(), "counts"_a.noconvert(), "bias_ids"_a.noconvert(),
            "bias_values"_a.noconvert(), "masks"_a.noconvert(), "num_records"_a)
+      .def("set_threads", &PyVm::set_threads)
       .def("read_arena", &PyVm::read_arena)
       .def("read_page", &PyVm::read_page)
       .def_prop_ro("kv_bytes", &PyVm::kv_bytes)

@@ -14,6 +14,9 @@ namespace {
 constexpr int kSpins = 2000;
 // Between steps a worker yields this long before it parks: a decode loop comes back within it.
 constexpr auto kYieldTime = std::chrono::microseconds(800);
+// Bits of an epoch that say how many threads are active.
+constexpr uint32_t kActiveBits = 9;
+constexpr uint32_t kActiveMask = (1u << kActiveBits) - 1;
 
 }  // namespace
 
@@ -32,7 +35,7 @@ void Barrier::wait() {
   while (epoch_.load(std::memory_order_acquire) == epoch) sched_yield();
 }
 
-Pool::Pool(int32_t threads) : threads_(threads), barrier_(threads) {
+Pool::Pool(int32_t threads) : threads_(threads), active_(threads), barrier_(threads) {
   // Signals belong to the caller's thread: a handler of the interpreter must never run in here.
   sigset_t all, before;
   sigfillset(&all);
@@ -58,12 +61,18 @@ Pool::~Pool() {
   for (auto& worker : workers_) worker.join();
 }
 
+void Pool::set_active(int32_t active) {
+  active_ = active;
+  barrier_.set_threads(active);
+}
+
 void Pool::run(Task task, void* context) {
-  if (threads_ == 1) return task(context, 0);
+  if (active_ == 1) return task(context, 0);
   task_ = task;
   context_ = context;
-  running_.store(threads_ - 1, std::memory_order_relaxed);
-  epoch_.fetch_add(1, std::memory_order_seq_cst);
+  running_.store(active_ - 1, std::memory_order_relaxed);
+  const uint32_t number = (epoch_.load(std::memory_order_relaxed) >> kActiveBits) + 1;
+  epoch_.store(number << kActiveBits | static_cast<uint32_t>(active_), std::memory_order_seq_cst);
   // Pairs with the increment in wait_for_work: either we see the parked worker, or it sees the new epoch.
   if (parked_.load(std::memory_order_seq_cst) > 0) epoch_.notify_all();
   task(context, 0);
@@ -96,6 +105,7 @@ void Pool::serve(int32_t thread) {
   while (true) {
     seen = wait_for_work(seen);
     if (is_stopping_) return;
+    if (thread >= static_cast<int32_t>(seen & kActiveMask)) continue;
     task_(context_, thread);
     running_.fetch_sub(1, std::memory_order_release);
   }

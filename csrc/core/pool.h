@@ -1,4 +1,5 @@
-// Threads that run a step, and the barrier between its phases. The caller is thread 0.
+// Threads that run a step, and the barrier between its phases. The caller is thread 0. A step may use fewer than all:
+// the others stay parked.
 //
 // Waiting costs: spin for the usual case (peers finish within microseconds), then yield (a peer has lost its core),
 // and between steps park on a futex (nothing to do). Pure spinning was 40x slower when other processes run.
@@ -25,9 +26,11 @@ class Barrier {
  public:
   explicit Barrier(int32_t threads) : threads_(threads) {}
   void wait();
+  // Only while nobody waits.
+  void set_threads(int32_t threads) { threads_ = threads; }
 
  private:
-  const int32_t threads_;
+  int32_t threads_;
   alignas(kAlign) std::atomic<int32_t> arrived_{0};
   alignas(kAlign) std::atomic<uint32_t> epoch_{0};
 };
@@ -41,8 +44,10 @@ class Pool {
   Pool(const Pool&) = delete;
   Pool& operator=(const Pool&) = delete;
 
-  // Runs task(context, t) on every thread t and returns when all have finished. One caller at a time.
+  // Runs task(context, t) on the active threads and returns when all have finished. One caller at a time.
   void run(Task task, void* context);
+  // Threads 0 … active − 1 run from now on. Between runs only.
+  void set_active(int32_t active);
   int32_t threads() const { return threads_; }
   Barrier& barrier() { return barrier_; }
 
@@ -51,11 +56,14 @@ class Pool {
   uint32_t wait_for_work(uint32_t seen);
 
   const int32_t threads_;
+  int32_t active_;
   Barrier barrier_;
   Task task_ = nullptr;
   void* context_ = nullptr;
-  bool is_stopping_ = false;
-  alignas(kAlign) std::atomic<uint32_t> epoch_{0};   // grows by one per run
+  std::atomic<bool> is_stopping_{false};  // a thread that sits a run out may look while the pool ends
+  // One word, so that a thread that comes late never takes the count of another run: the number of the run in the upper
+  // bits, its active threads below. Runs of one thread do not count.
+  alignas(kAlign) std::atomic<uint32_t> epoch_{0};
   alignas(kAlign) std::atomic<int32_t> running_{0};  // workers that have not finished the run
   alignas(kAlign) std::atomic<int32_t> parked_{0};   // workers in, or about to enter, the futex
   std::vector<std::thread> workers_;

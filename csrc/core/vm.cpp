@@ -133,6 +133,12 @@ void Vm::step(StepView step, int64_t num_records) {
   pool_.run([](void* vm, int32_t thread) { static_cast<Vm*>(vm)->run_thread(thread); }, this);
 }
 
+void Vm::set_threads(int32_t threads) {
+  if (threads < 1 || threads > limits_.threads) fail("threads is ", threads, ", the VM has ", limits_.threads);
+  for (ThreadContext& context : contexts_) context.threads = threads;
+  pool_.set_active(threads);
+}
+
 void Vm::run_thread(int32_t thread) {
   const ThreadContext& context = contexts_[static_cast<size_t>(thread)];
   for (int64_t i = 0; i < num_records_; ++i) {

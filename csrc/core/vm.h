@@ -31,6 +31,9 @@ class Vm {
   // Runs the first `num_records` records (all by default) over the step. `step.row_seq` is filled in here.
   void step(StepView step, int64_t num_records = -1);
 
+  // Threads that the steps from now on use, 1 to limits().threads. The results do not depend on it.
+  void set_threads(int32_t threads);
+
   const Limits& limits() const { return limits_; }
   const KvPool& kv() const { return kv_; }
   const uint8_t* arena() const { return arena_.data(); }

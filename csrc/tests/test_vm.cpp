@@ -244,12 +244,14 @@ std::vector<Sequence> make_sequences() {
 }
 constexpr size_t kTotal = 90;  // tokens that every sequence ends with
 
-// All sequences together, in ragged steps of random chunks.
-std::vector<Sequence> generate_together(Vm& vm, uint64_t seed) {
+// All sequences together, in ragged steps of random chunks. With `is_restless`, every step on another number of
+// threads.
+std::vector<Sequence> generate_together(Vm& vm, uint64_t seed, bool is_restless = false) {
   std::vector<Sequence> all = make_sequences();
   Random random{seed};
   while (std::any_of(all.begin(), all.end(), [](const Sequence& s) { return s.tokens.size() < kTotal; })) {
     std::vector<std::pair<int32_t, int32_t>> parts;
+    if (is_restless) vm.set_threads(1 + random.below(vm.limits().threads));
     int32_t room = kMaxRows;
     for (int32_t id = 0; id < 8; ++id) {
       const Sequence& s = all[static_cast<size_t>(id)];
@@ -288,6 +290,8 @@ void company_and_threads_change_no_token(Layout layout, KvType kv_type, const Op
     const std::vector<Sequence> alone = generate_alone(one);
     check_same(alone, generate_together(two, 7), name + " together on two threads, " + kernels->isa);
     check_same(alone, generate_together(two, 8), name + " in other chunks, " + kernels->isa);
+    Vm three = make_vm(model, *kernels, 3, kv_type);
+    check_same(alone, generate_together(three, 9, true), name + " on a changing number of threads, " + kernels->isa);
     // The bf16 instruction may round differently (see scalar.h); all else is one definition.
     if (scalar_tokens.empty()) scalar_tokens = alone;
     else if (std::string(kernels->isa) != "avx512bf16") check_same(scalar_tokens, alone, name + " like scalar");
@@ -301,12 +305,26 @@ void wrong_inputs_are_refused() {
   std::vector<Sequence> all = make_sequences();
   all[0].tokens = {kVocab};
   check_refused([&] { run_step(vm, all, {{0, 1}}); }, "vocabulary");
+  check_refused([&] { vm.set_threads(0); }, "threads is 0");
+  check_refused([&] { vm.set_threads(3); }, "threads is 3");
   all[1].stored = kPositions, all[1].tokens.resize(kPositions + 1);
   check_refused([&] { run_step(vm, all, {{1, 1}}); }, "limit");
   for (size_t i = 0; i < model.records.size(); ++i) {
     Model broken = make_model(Layout::kQ4m, {.rotary_size = 10, .is_rich = true});
     broken.records[i].bytes[8 + 7] = 0x7f;  // the first buffer offset of every record, far outside
     check_refused([&] { make_vm(broken, kernels, 1, KvType::kBf16); }, "record " + std::to_string(i));
+  }
+}
+
+void only_active_threads_run() {
+  Pool pool(4);
+  Random random;
+  for (int i = 0; i < 2000; ++i) {
+    const int32_t active = 1 + random.below(4);
+    pool.set_active(active);
+    int32_t ran[4] = {};
+    pool.run([](void* context, int32_t thread) { ++static_cast<int32_t*>(context)[thread]; }, ran);
+    for (int32_t t = 0; t < 4; ++t) check(ran[t] == (t < active), "thread " + std::to_string(t) + " runs when active");
   }
 }
 
@@ -331,6 +349,7 @@ int main() {
     tests::company_and_threads_change_no_token(layout, kv_type, {.rotary_size = 10, .is_rich = true});
   }
   tests::wrong_inputs_are_refused();
+  tests::only_active_threads_run();
   tests::idle_pools_stop();
   return tests::report("vm");
 }

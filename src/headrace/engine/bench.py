@@ -201,6 +201,10 @@ class _TimedVm:
         self._clock = clock
         self.step_s = 0.0
 
+    def use_threads(self, count: int) -> None:
+        """Passes it on."""
+        self._vm.use_threads(count)
+
     def step(
         self,
         tokens: Int32s,

@@ -25,7 +25,11 @@ _SEED_MASK = 2**64 - 1
 
 
 class StepVm(Protocol):
-    """What the executor needs of ``kernels.vm.Vm``. Legend: R rows, S sequences, B blocks, L output rows."""
+    """What the engine needs of ``kernels.vm.Vm``. Legend: R rows, S sequences, B blocks, L output rows."""
+
+    def use_threads(self, count: int) -> None:
+        """Sets how many threads the steps from now on use."""
+        ...
 
     def step(
         self,

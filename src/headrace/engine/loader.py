@@ -19,6 +19,7 @@ from headrace.engine.packed_cache import PackedCache
 from headrace.engine.scheduler import Scheduler, SchedulerConfig
 from headrace.engine.weight_plan import plan_weights, weight_bytes
 from headrace.engine.weights import load_weights
+from headrace.policy.threads import ThreadPolicy
 from headrace.program.encode import Encoded, encode
 from headrace.program.ir import Program
 from headrace.program.model import ModelSpec
@@ -72,11 +73,12 @@ class Inspection:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A model that can run. ``isa`` is what its kernels were made for."""
+    """A model that can run. ``isa`` is what its kernels were made for, ``threads`` chooses how many a step uses."""
 
     executor: Executor
     vm: StepVm
     pace: Pace
+    threads: ThreadPolicy
     isa: str
 
 
@@ -184,7 +186,8 @@ def load(inspection: Inspection, clock: Clock, progress: Progress = lambda stage
     _warm_up(vm, config, pace, clock)
     if cache is not None and not stored:
         cache.save_in_background(weights)
-    return Loaded(executor=make_executor(vm, config), vm=vm, pace=pace, isa=isa)
+    threads = ThreadPolicy(launch.threads)
+    return Loaded(executor=make_executor(vm, config), vm=vm, pace=pace, threads=threads, isa=isa)
 
 
 def _packed_cache(inspection: Inspection) -> PackedCache | None:

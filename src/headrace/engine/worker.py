@@ -220,8 +220,10 @@ class Worker:
                 return None
 
     def _run_step(self, loaded: Loaded, plan: StepPlan) -> None:
+        num_threads = loaded.threads.choose(plan.num_rows)
         started_at_s = self._clock.now_s()
         try:
+            loaded.vm.use_threads(num_threads)
             result = loaded.executor.run(plan)
             now_s = self._clock.now_s()
             self._scheduler.complete(plan, result, now_s)
@@ -236,6 +238,7 @@ class Worker:
         else:
             self._num_failed_steps = 0
             loaded.pace.observe(plan.num_rows, now_s - started_at_s)
+            loaded.threads.observe(plan.num_rows, num_threads, now_s - started_at_s)
 
     def _send_events(self) -> None:
         for peer_id, events in self._scheduler.take_events().items():

@@ -31,6 +31,7 @@ class Vm:
         head_size: int,
         kv_blocks: int,
     ) -> None: ...
+    def set_threads(self, threads: int) -> None: ...
     def step(
         self,
         tokens: NDArray[np.int32],

@@ -268,6 +268,14 @@ class Vm:
         self.max_rows = max_rows
         self.max_top = max_top
 
+    def use_threads(self, count: int) -> None:
+        """Sets how many of the threads the steps from now on use; the results do not depend on it.
+
+        Raises:
+            ValueError: below 1 or more than there are, or a step is running.
+        """
+        self._native.set_threads(count)
+
     def step(
         self,
         tokens: NDArray[np.int32],

@@ -39,11 +39,16 @@ class FakeVm:
         self, num_blocks: int, vocab_size: int, *, nan_after: int | None = None, max_top: int = 8, window: int = 0
     ) -> None:
         self.num_steps = 0
+        self.num_threads = 0
         self._vocab_size = vocab_size
         self._nan_after = nan_after
         self._max_top = max_top
         self._window = window
         self._pages = np.full((num_blocks, BLOCK_TOKENS), -1, np.int32)
+
+    def use_threads(self, count: int) -> None:
+        """Notes the number."""
+        self.num_threads = count
 
     def step(
         self,

@@ -21,6 +21,7 @@ from headrace.engine.link import Link
 from headrace.engine.loader import Inspection, Loaded, inspect, make_executor
 from headrace.engine.pace import Pace
 from headrace.engine.worker import Worker
+from headrace.policy.threads import ThreadPolicy
 from headrace.protocol.frames import (
     LINK_VERSION,
     Abort,
@@ -125,7 +126,7 @@ class Running:
             gate.wait(30)
             if isinstance(vm, Exception):
                 raise vm
-            return Loaded(make_executor(vm, config), vm, Pace(config.max_step_tokens), "fake")  # type: ignore[arg-type]
+            return Loaded(make_executor(vm, config), vm, Pace(config.max_step_tokens), ThreadPolicy(1), "fake")  # type: ignore[arg-type]
 
         self.worker = Worker(inspection, self.link, SystemClock(), loading)
         self.outcome: list[object] = []
