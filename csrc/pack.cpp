@@ -122,9 +122,19 @@ void put_group(Layout layout, const Group& group, int64_t lane, uint8_t* to) {
     }
 }
 
+// What overflows an f16 is refused; a NaN or infinity stays what it is.
+uint16_t half_of(float value) {
+  const uint16_t half = f32_to_f16(value);
+  if ((half & 0x7fffu) == 0x7c00u && std::isfinite(value)) {
+    throw std::invalid_argument("a weight is too large for f16, whose largest is 65504");
+  }
+  return half;
+}
+
 void put_floats(Layout layout, const float* x, int64_t lane, uint8_t* to) {
   for (int i = 0; i < kGroup; ++i) {
     if (layout == Layout::kF32) reinterpret_cast<float*>(to)[i * kLanes + lane] = x[i];
+    else if (layout == Layout::kF16) reinterpret_cast<uint16_t*>(to)[i * kLanes + lane] = half_of(x[i]);
     else reinterpret_cast<uint16_t*>(to)[i / 2 * 2 * kLanes + 2 * lane + i % 2] = scalar::f32_to_bf16(x[i]);
   }
 }

@@ -1,8 +1,8 @@
 // Packing of weights into the VM's layouts (see Layout in program/opcodes.py), and back to f32.
 //
-// What needs no arithmetic is copied bit for bit (BF16 to BF16 (a NaN becomes quiet), Q8_0, Q5_0 and Q4_0 to Q8, Q4_0
-// to Q4, Q4_1 to Q4M, Q4_0 to Q4M with min = -8 · scale). Q4_K to Q4M keeps the integers and rounds scale and minimum
-// to f16. Everything else goes through f32.
+// What needs no arithmetic is copied: BF16 to BF16 and F16 to F16 (a NaN becomes quiet), Q8_0, Q5_0 and Q4_0 to Q8,
+// Q4_0 to Q4, Q4_1 to Q4M, Q4_0 to Q4M with min = -8 · scale. Q4_K to Q4M keeps the integers and rounds scale and
+// minimum to f16. Everything else goes through f32.
 #pragma once
 
 #include <cstdint>

@@ -67,7 +67,8 @@ Vm::Vm(std::span<const Record> records, std::vector<Weight> weights, const VmCon
              .threads = config.threads};
   for (size_t i = 0; i < weights_.size(); ++i) {
     const Weight& w = weights_[i];
-    if (w.layout < Layout::kVectorF32 || w.layout > Layout::kQ4m) fail("weight ", i, ": the layout is unknown");
+    if (w.layout != Layout::kVectorF32 && w.layout != Layout::kRopeF32 && !is_matrix(w.layout))
+      fail("weight ", i, ": the layout is unknown");
     if (w.n < 1 || w.n >= kMaxSide || w.k < 0 || w.k >= kMaxSide) {
       fail("weight ", i, ": a shape of ", w.n, " x ", w.k, " is out of range");
     }

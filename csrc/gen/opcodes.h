@@ -51,6 +51,7 @@ enum class Layout : int32_t {
   kQ8 = 4,
   kQ4 = 5,
   kQ4m = 6,
+  kF16 = 7,
 };
 
 enum class KvType : int32_t {

@@ -18,6 +18,9 @@ static inline void dequantise_group(const Weight& w, int64_t row, int64_t group,
     case Layout::kF32:
       for (int i = 0; i < kGroup; ++i) out[i] = reinterpret_cast<const float*>(data)[i * kLanes + lane];
       return;
+    case Layout::kF16:
+      for (int i = 0; i < kGroup; ++i) out[i] = scalar::f16_to_f32(halves[i * kLanes + lane]);
+      return;
     case Layout::kBf16:
       for (int i = 0; i < kGroup; ++i) {
         out[i] = scalar::bf16_to_f32(halves[i / 2 * 2 * kLanes + 2 * lane + i % 2]);

@@ -15,7 +15,7 @@ namespace headrace {
 // Input rows as a product reads them; which members are set follows from the weight's layout.
 struct Activations {
   int64_t k = 0;
-  const float* f32 = nullptr;      // F32: [rows][k]; BF16 where the instruction set wants it so: rounded to bf16
+  const float* f32 = nullptr;      // F32, F16: [rows][k]; BF16 where the instruction set wants it so: rounded to bf16
   const uint16_t* bf16 = nullptr;  // BF16: [rows][k]
   // Q8, Q4, Q4M. Row `rows + r` of each holds the second term of row r, in the groups that have one (prologue.h).
   int64_t rows = 0;
@@ -102,13 +102,16 @@ static constexpr int64_t sweep_bytes(int64_t k) {
   return 2 * (k / kGroup * kUnpackedGroup + kChunkRows * kLanes * 4) + SecondTerms::size_bytes(k);
 }
 
-static constexpr bool is_matrix(Layout layout) { return layout >= Layout::kF32 && layout <= Layout::kQ4m; }
-static constexpr bool is_quantised(Layout layout) { return layout >= Layout::kQ8; }
+static constexpr bool is_matrix(Layout layout) { return layout >= Layout::kF32 && layout <= Layout::kF16; }
+static constexpr bool is_quantised(Layout layout) { return layout >= Layout::kQ8 && layout <= Layout::kQ4m; }
+// Layouts that meet input rows as they are, in f32.
+static constexpr bool is_plain(Layout layout) { return layout == Layout::kF32 || layout == Layout::kF16; }
 
 // Bytes of one column tile (sixteen columns) per 32 k.
 static constexpr int64_t group_bytes(Layout layout) {
   switch (layout) {
     case Layout::kF32: return kGroup * kLanes * 4;
+    case Layout::kF16:
     case Layout::kBf16: return kGroup * kLanes * 2;
     case Layout::kQ8: return kLanes * 2 + kGroup * kLanes;
     case Layout::kQ4: return kLanes * 2 + kGroup * kLanes / 2;
@@ -198,11 +201,13 @@ template <class Isa, Layout kLayout, int M, bool kIsUnpacked>
   F acc[M];
   for (int m = 0; m < M; ++m) acc[m] = Isa::zero();
   const int64_t k = a.k, groups = k / kGroup;
-  if constexpr (kLayout == Layout::kF32) {
-    const float* w = reinterpret_cast<const float*>(tile);
+  if constexpr (is_plain(kLayout)) {
     const float* x = a.f32 + row * k;
     for (int64_t i = 0; i < k; ++i) {
-      const F column = Isa::load(w + i * kLanes);
+      F column;
+      if constexpr (kLayout == Layout::kF16)
+        column = Isa::load_f16(reinterpret_cast<const uint16_t*>(tile) + i * kLanes);
+      else column = Isa::load(reinterpret_cast<const float*>(tile) + i * kLanes);
       for (int m = 0; m < M; ++m) acc[m] = Isa::fma(column, Isa::set1(x[m * k + i]), acc[m]);
     }
   } else if constexpr (kLayout == Layout::kBf16 && HasFloatDot<Isa>) {
@@ -239,7 +244,7 @@ inline void product_rows(int count, const uint8_t* tile, const Activations& a, i
 
 // Rows swept per weight tile: their prepared form stays in L2 beside the tile (192 of at least 512 KiB).
 static inline int32_t chunk_rows(Layout layout, int64_t k) {
-  const int64_t row_bytes = k * (layout == Layout::kF32 ? 4 : layout == Layout::kBf16 ? 2 : 1);
+  const int64_t row_bytes = k * (is_plain(layout) ? 4 : layout == Layout::kBf16 ? 2 : 1);
   return static_cast<int32_t>(std::clamp<int64_t>(192 * 1024 / row_bytes, 16, kChunkRows) / 8 * 8);
 }
 
@@ -358,6 +363,7 @@ void sweep(const Weight& w, const Activations& a, int32_t rows, Range units, Til
   switch (w.layout) {
     case Layout::kF32: return sweep_layout<Isa, Layout::kF32, T>(w, a, rows, units, tile_of, emit);
     case Layout::kBf16: return sweep_layout<Isa, Layout::kBf16, T>(w, a, rows, units, tile_of, emit);
+    case Layout::kF16: return sweep_layout<Isa, Layout::kF16, T>(w, a, rows, units, tile_of, emit);
     case Layout::kQ8: return sweep_layout<Isa, Layout::kQ8, T>(w, a, rows, units, tile_of, emit);
     case Layout::kQ4: return sweep_layout<Isa, Layout::kQ4, T>(w, a, rows, units, tile_of, emit);
     case Layout::kQ4m: return sweep_layout<Isa, Layout::kQ4m, T>(w, a, rows, units, tile_of, emit);

@@ -159,7 +159,7 @@ template <class Isa>
 void prepare_row(const Prologue& p, const float* x, int64_t row, const Activations& to) {
   const int64_t k = p.k;
   const RowNorm<Isa> norm = row_norm<Isa>(p, x);
-  if (p.layout == Layout::kF32) {
+  if (is_plain(p.layout)) {
     float* out = const_cast<float*>(to.f32) + row * k;
     for (int64_t i = 0; i < k; i += kLanes) Isa::store(out + i, normed<Isa>(p, x, i, norm));
   } else if (p.layout == Layout::kBf16 && HasFloatDot<Isa>) {

@@ -343,7 +343,7 @@ void idle_pools_stop() {
 
 int main() {
   using namespace headrace;
-  for (const Layout layout : {Layout::kF32, Layout::kBf16, Layout::kQ8, Layout::kQ4, Layout::kQ4m}) {
+  for (const Layout layout : {Layout::kF32, Layout::kBf16, Layout::kF16, Layout::kQ8, Layout::kQ4, Layout::kQ4m}) {
     const KvType kv_type = layout == Layout::kF32 ? KvType::kF32 : KvType::kBf16;
     tests::company_and_threads_change_no_token(layout, kv_type, {});
     tests::company_and_threads_change_no_token(layout, kv_type, {.rotary_size = 10, .is_rich = true});

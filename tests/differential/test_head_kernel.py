@@ -305,7 +305,7 @@ def test_instruction_sets_give_the_same_bits() -> None:
     assert all(out == outs[0] for out in outs)
 
 
-@pytest.mark.parametrize("layout", [Layout.F32, Layout.BF16, Layout.Q8, Layout.Q4, Layout.Q4M])
+@pytest.mark.parametrize("layout", [Layout.F32, Layout.BF16, Layout.F16, Layout.Q8, Layout.Q4, Layout.Q4M])
 @pytest.mark.parametrize("isa", ISAS)
 def test_a_row_that_is_not_a_number_says_so_and_spoils_no_neighbour(isa: str, layout: Layout) -> None:
     logits = random_logits(5, 700)

@@ -35,10 +35,11 @@ ISAS = available_isas()
 LAYOUTS = {
     "f32": [Layout.F32],
     "bf16": [Layout.BF16],
+    "f16": [Layout.F16],
     "q8": [Layout.Q8],
     "q4": [Layout.Q4],
     "q4m": [Layout.Q4M],
-    "mixed": [Layout.F32, Layout.BF16, Layout.Q8, Layout.Q4, Layout.Q4M],
+    "mixed": [Layout.F32, Layout.BF16, Layout.F16, Layout.Q8, Layout.Q4, Layout.Q4M],
 }
 
 

@@ -23,8 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.base.errors import ModelIntegrityError
-from headrace.engine.quantize import packed_bytes
 from headrace.engine.weights import ALIGNMENT_BYTES, PackedWeight
+from headrace.program.cost import layout_bytes
 from headrace.program.opcodes import Layout
 
 _MAGIC = b"HRPACK\x00\x01"  # the last byte is the version of this format
@@ -146,7 +146,7 @@ def read_packed(fd: int, key: str, take: Callable[[int], NDArray[np.uint8]], thr
             Layout(place.layout),
             place.n,
             place.k,
-            data[place.start : place.start + packed_bytes(Layout(place.layout), place.n, place.k)],
+            data[place.start : place.start + layout_bytes(Layout(place.layout), place.n, place.k)],
         )
         for place in header.weights
     }
@@ -179,7 +179,7 @@ def _read_frame(fd: int) -> tuple[Header, int, int, list[int]]:
 def _check_place(place: StoredWeight, end: int) -> int:
     """Returns where the next weight must begin."""
     try:
-        size = packed_bytes(Layout(place.layout), place.n, place.k)
+        size = layout_bytes(Layout(place.layout), place.n, place.k)
     except ValueError as error:
         raise ModelIntegrityError(f"weight {place.index} has the unknown layout {place.layout}") from error
     if place.start != end or min(place.n, place.k) < 1:

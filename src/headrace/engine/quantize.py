@@ -1,7 +1,8 @@
 """Which packed layout a weight gets, how many bytes that takes, and the conversions that packing itself does not do.
 
 Rules: sources that are quantised keep their own values wherever a layout holds them (Q4_K, Q5_1, Q5_K and Q6_K nearly,
-docs/decisions/0005); ``quantization`` only narrows (a Q4_1 file loaded with ``int8`` stays Q4M). ``dtype: fp32`` is the exact path: every weight as f32.
+docs/decisions/0005); ``quantization`` only narrows (a Q4_1 file loaded with ``int8`` stays Q4M). F16 stays F16, other
+floats become bf16. ``dtype: fp32`` is the exact path: every weight as f32.
 """
 
 from __future__ import annotations
@@ -10,14 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.base.errors import ConfigError
-from headrace.program.opcodes import GROUP, LANES, Layout
+from headrace.program.opcodes import Layout
 
 DTYPES = ("bf16", "fp32")
 QUANTIZATIONS = ("none", "int8", "int4")
 
 _NATURAL = {
     "F32": Layout.BF16,
-    "F16": Layout.BF16,
+    "F16": Layout.F16,
     "BF16": Layout.BF16,
     "Q8_0": Layout.Q8,
     "Q4_0": Layout.Q4,
@@ -30,8 +31,7 @@ _NATURAL = {
 }
 PACKABLE = tuple(_NATURAL)
 """Stored types that ``kernels.vm.pack`` reads."""
-_BITS = {Layout.F32: 32, Layout.BF16: 16, Layout.Q8: 8, Layout.Q4: 4, Layout.Q4M: 4}
-_TILE_GROUP_BYTES = {Layout.Q8: 544, Layout.Q4: 288, Layout.Q4M: 320}
+_BITS = {Layout.F32: 32, Layout.BF16: 16, Layout.F16: 16, Layout.Q8: 8, Layout.Q4: 4, Layout.Q4M: 4}
 
 
 def check_precision(dtype: str, quantization: str) -> None:
@@ -72,22 +72,6 @@ def _common(found: set[Layout]) -> Layout:
     if found == {Layout.Q4, Layout.Q4M}:
         return Layout.Q4M
     return Layout.Q8 if found <= {Layout.Q8, Layout.Q4, Layout.Q4M} else Layout.BF16
-
-
-def packed_bytes(layout: Layout, n: int, k: int) -> int:
-    """Returns the size of a packed weight; N is padded to ``LANES`` in matrix layouts."""
-    tiles = -(-n // LANES)
-    match layout:
-        case Layout.VECTOR_F32:
-            return 4 * n
-        case Layout.ROPE_F32:
-            return 4 * n * k
-        case Layout.F32:
-            return 4 * tiles * LANES * k
-        case Layout.BF16:
-            return 2 * tiles * LANES * k
-        case Layout.Q8 | Layout.Q4 | Layout.Q4M:
-            return tiles * (k // GROUP) * _TILE_GROUP_BYTES[layout]
 
 
 def to_f32(stored: str, raw: NDArray[np.uint8], k: int) -> NDArray[np.float32]:

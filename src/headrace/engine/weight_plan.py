@@ -10,7 +10,8 @@ import re
 from dataclasses import dataclass
 
 from headrace.base.errors import ModelFormatError, ModelUnsupportedError
-from headrace.engine.quantize import PACKABLE, check_precision, choose_layout, packed_bytes
+from headrace.engine.quantize import PACKABLE, check_precision, choose_layout
+from headrace.program.cost import layout_bytes
 from headrace.program.families.registry import family_of
 from headrace.program.families.source import Role, Source
 from headrace.program.ir import Program, WeightSpec
@@ -53,7 +54,7 @@ class WeightPlan:
     @property
     def size_bytes(self) -> int:
         """Bytes when packed."""
-        return packed_bytes(self.layout, self.n, self.spec.k)
+        return layout_bytes(self.layout, self.n, self.spec.k)
 
 
 def plan_weights(

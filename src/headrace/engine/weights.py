@@ -17,8 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.base.errors import ModelFormatError
-from headrace.engine.quantize import packed_bytes, to_f32
+from headrace.engine.quantize import to_f32
 from headrace.engine.weight_plan import SourcePart, WeightPlan, plan_weights
+from headrace.program.cost import layout_bytes
 from headrace.program.ir import Program
 from headrace.program.model import ModelSpec
 from headrace.program.opcodes import LANES, Layout
@@ -39,7 +40,7 @@ class Pack(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PackedWeight:
-    """One entry of the VM's weight table; ``data`` is uint8, 64-byte aligned, ``packed_bytes(layout, n, k)`` long."""
+    """One entry of the VM's weight table; ``data`` is uint8, 64-byte aligned, ``layout_bytes(layout, n, k)`` long."""
 
     index: int
     layout: Layout
@@ -121,7 +122,7 @@ def _make(plan: WeightPlan, spec: ModelSpec, packer: _Packer) -> PackedWeight:
             data = _vector(plan).view(np.uint8)
         case _:
             data = _matrix(plan, packer)
-    assert data.nbytes == packed_bytes(plan.layout, plan.n, k), plan.spec.name
+    assert data.nbytes == layout_bytes(plan.layout, plan.n, k), plan.spec.name
     weight = PackedWeight(plan.spec.index, plan.layout, plan.n, k, _aligned(data))
     for part in plan.parts:
         release_pages(part.tensor.data)

@@ -19,7 +19,7 @@ from headrace.kernels import vm
 from headrace.program.opcodes import Activation, Epilogue, KvType, Layout, Norm, Opcode
 from headrace.program.records import OUTPUT_DTYPE, pack_record
 
-_LAYOUTS = (Layout.Q4M, Layout.Q4, Layout.Q8, Layout.BF16, Layout.F32)
+_LAYOUTS = (Layout.Q4M, Layout.Q4, Layout.Q8, Layout.BF16, Layout.F16, Layout.F32)
 
 
 @dataclass(frozen=True, slots=True)

@@ -133,8 +133,8 @@ def pack(
 
     Args:
         layout: a matrix layout.
-        source: ``F32``, ``BF16``, ``F16`` (raw is [n, k] of that width) or the GGUF blocks ``Q4_0``, ``Q4_1``, ``Q5_0``,
-            ``Q5_1``, ``Q8_0``, ``Q4_K``, ``Q5_K``, ``Q6_K``.
+        source: ``F32``, ``BF16``, ``F16`` (raw is [n, k] of that width) or a block of GGUF: ``Q4_0``, ``Q4_1``,
+            ``Q5_0``, ``Q5_1``, ``Q8_0``, ``Q4_K``, ``Q5_K``, ``Q6_K``.
         raw: the source in row-major order, any dtype of the right total size.
         n: output columns of the product, any positive number.
         k: inputs, a multiple of 32, and of 256 for the three of K.

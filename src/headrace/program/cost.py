@@ -25,7 +25,7 @@ def layout_bytes(layout: Layout, n: int, k: int) -> int:
             return n * k * _F32
         case Layout.F32:
             return tiles * LANES * k * _F32
-        case Layout.BF16:
+        case Layout.BF16 | Layout.F16:
             return tiles * LANES * k * 2
         case Layout.Q8:
             return tiles * groups * (LANES * 2 + LANES * GROUP)

@@ -23,8 +23,8 @@ class Numbers:
     """A matrix in the terms of its layout.
 
     Args:
-        values: F32, BF16: the weights. Else the integers: Q8 −128..127, Q4 −8..7, Q4M 0..15. [n, k] f32.
-        scales: [n, k/32] f32, each a float16; empty for F32 and BF16.
+        values: F32, BF16, F16: the weights. Else the integers: Q8 −128..127, Q4 −8..7, Q4M 0..15. [n, k] f32.
+        scales: [n, k/32] f32, each a float16; empty for the three of floats.
         mins: Q4M: [n, k/32] f32, each a float16; else empty.
     """
 
@@ -67,6 +67,8 @@ def pack(numbers: Numbers) -> Bytes:
     assert k % GROUP == 0
     if layout is Layout.F32:
         return _raw(_tiles(numbers.values, n).transpose(0, 2, 1)).reshape(-1)
+    if layout is Layout.F16:
+        return _raw(_tiles(numbers.values.astype(np.float16), n).transpose(0, 2, 1)).reshape(-1)
     if layout is Layout.BF16:
         pairs = _tiles(bf16_bits(numbers.values), n).reshape(-1, LANES, k // 2, 2)
         return _raw(pairs.transpose(0, 2, 1, 3)).reshape(-1)
@@ -87,9 +89,9 @@ def pack(numbers: Numbers) -> Bytes:
 def unpack(layout: Layout, data: Bytes, n: int, k: int) -> Numbers:
     """Returns the numbers that packed bytes hold."""
     tiles, groups = -(-n // LANES), k // GROUP
-    if layout is Layout.F32:
-        values = data.view("<f4").reshape(tiles, k, LANES).transpose(0, 2, 1)
-        return Numbers(layout, np.ascontiguousarray(values.reshape(-1, k)[:n]), _EMPTY, _EMPTY)
+    if layout in (Layout.F32, Layout.F16):
+        values = data.view("<f4" if layout is Layout.F32 else "<f2").reshape(tiles, k, LANES).transpose(0, 2, 1)
+        return Numbers(layout, np.ascontiguousarray(values.reshape(-1, k)[:n], np.float32), _EMPTY, _EMPTY)
     if layout is Layout.BF16:
         bits = data.view("<u2").reshape(tiles, k // 2, LANES, 2).transpose(0, 2, 1, 3).reshape(-1, k)[:n]
         return Numbers(layout, bf16_values(np.ascontiguousarray(bits)), _EMPTY, _EMPTY)

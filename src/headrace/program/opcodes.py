@@ -70,6 +70,7 @@ class Layout(IntEnum):
     ROPE_F32     f32 [n positions][k]                  k = elements that turn: k/2 cosines, then k/2 sines
     F32          [N/16][K][16] f32
     BF16         [N/16][K/2][16][2] bf16
+    F16          [N/16][K][16] f16                     products are F32's, with f32 activations
     Q8           [N/16][K/32] of {16 × f16 scale, [8][16][4] u8 = q + 128}                       544 bytes
     Q4           [N/16][K/32] of {16 × f16 scale, 4 × [16][4] bytes}, q = nibble − 8             288 bytes
     Q4M          [N/16][K/32] of {16 × f16 scale, 16 × f16 min, 4 × [16][4] bytes}, w = q·scale + min   320 bytes
@@ -85,6 +86,7 @@ class Layout(IntEnum):
     Q8 = 4
     Q4 = 5
     Q4M = 6
+    F16 = 7
 
 
 class KvType(IntEnum):

@@ -75,7 +75,7 @@ def product(rows: F32, weight: Numbers) -> F32:
     """Returns rows · wᵀ, [R, n]: one accumulator per element, along K in order, second terms after all first ones."""
     n, k = weight.values.shape
     acc = np.zeros((len(rows), n), np.float32)
-    if weight.layout in (Layout.F32, Layout.BF16):
+    if weight.layout in (Layout.F32, Layout.BF16, Layout.F16):
         inputs = round_bf16(rows) if weight.layout is Layout.BF16 else rows
         for i in range(k):
             acc = fma(inputs[:, i : i + 1], weight.values[:, i], acc)

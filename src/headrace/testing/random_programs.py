@@ -56,7 +56,7 @@ def random_spec(random: np.random.Generator, **changes: object) -> ModelSpec:
 def random_matrix(random: np.random.Generator, layout: Layout, n: int, k: int) -> NDArray[np.uint8]:
     """Returns packed bytes of weights with a variance of about 1/k, extreme integers included."""
     none = np.zeros((0, 0), np.float32)
-    if layout in (Layout.F32, Layout.BF16):
+    if layout in (Layout.F32, Layout.BF16, Layout.F16):
         values = (random.standard_normal((n, k)) * k**-0.5).astype(np.float32)
         return pack(Numbers(layout, round_bf16(values) if layout is Layout.BF16 else values, none, none))
     low, high = {Layout.Q8: (-128, 128), Layout.Q4: (-8, 8), Layout.Q4M: (0, 16)}[layout]

@@ -9,10 +9,11 @@ import pytest
 from numpy.typing import NDArray
 
 from headrace.base.errors import ConfigError, ModelFormatError, ModelUnsupportedError
-from headrace.engine.quantize import packed_bytes, to_f32
+from headrace.engine.quantize import to_f32
 from headrace.engine.weight_plan import plan_weights, weight_bytes
 from headrace.engine.weights import PackedWeight, load_weights
 from headrace.kernels.vm import unpack
+from headrace.program.cost import layout_bytes
 from headrace.program.ir import Program
 from headrace.program.opcodes import Layout
 from headrace.program.spec import build_program, spec_from_files
@@ -35,7 +36,7 @@ class RecordingPack:
         rows = np.ascontiguousarray(raw).view(np.uint8).reshape(n, -1)
         # The rows as values stand in front of the padding, so a test can read back what would have been packed.
         self.values.setdefault((layout, source, n, k), []).append(to_f32(source, rows, k).copy())
-        return np.zeros(packed_bytes(layout, n, k), np.uint8)
+        return np.zeros(layout_bytes(layout, n, k), np.uint8)
 
     def only(self, n: int, k: int) -> NDArray[np.float32]:
         return next(values[0] for (_, _, rows, columns), values in self.values.items() if (rows, columns) == (n, k))
@@ -133,7 +134,7 @@ def test_norms_and_rope_are_plain_f32(tmp_path: Path, shape: TinyShape) -> None:
         ("Q4_1", Layout.Q4M),
         ("Q5_0", Layout.Q8),
         ("Q5_1", Layout.Q8),
-        ("F16", Layout.BF16),
+        ("F16", Layout.F16),
         ("BF16", Layout.BF16),
     ],
 )

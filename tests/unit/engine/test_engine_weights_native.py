@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from headrace.engine.quantize import packed_bytes, to_f32
+from headrace.engine.quantize import to_f32
 from headrace.engine.weights import load_weights
 from headrace.kernels.vm import packed_bytes as native_packed_bytes
 from headrace.kernels.vm import unpack
+from headrace.program.cost import layout_bytes
 from headrace.program.opcodes import Layout
 from headrace.program.spec import build_program, spec_from_files
 from headrace.registry.model import open_model
@@ -40,7 +41,7 @@ def fused(kind: str) -> dict[str, NDArray[np.float32]]:
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
-@pytest.mark.parametrize("kind", ["F32", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"])
+@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"])
 def test_packed_weights_hold_the_stored_values(tmp_path: Path, kind: str, dtype: str) -> None:
     files = open_model(write_tiny_gguf(tmp_path / "m.gguf", matrix_type=kind, embedding_type=kind))
     program = build_program(spec_from_files(files))
@@ -77,4 +78,4 @@ def test_quantising_at_load_stays_within_half_a_step(tmp_path: Path, quantizatio
 
 @pytest.mark.parametrize("layout", [layout for layout in Layout if layout not in (Layout.VECTOR_F32, Layout.ROPE_F32)])
 def test_sizes_agree_with_the_native_library(layout: Layout) -> None:
-    assert packed_bytes(layout, 33, 96) == native_packed_bytes(layout, 33, 96)
+    assert layout_bytes(layout, 33, 96) == native_packed_bytes(layout, 33, 96)

@@ -14,7 +14,7 @@ from headrace.program.opcodes import Activation, Epilogue, KvType, Layout, Norm,
 from headrace.program.records import OUTPUT_DTYPE
 from headrace.testing.lone_op import plain_record
 
-MATRIX_LAYOUTS = (Layout.F32, Layout.BF16, Layout.Q8, Layout.Q4, Layout.Q4M)
+MATRIX_LAYOUTS = (Layout.F32, Layout.BF16, Layout.F16, Layout.Q8, Layout.Q4, Layout.Q4M)
 
 
 @dataclass(frozen=True, slots=True)

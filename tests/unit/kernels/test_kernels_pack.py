@@ -179,13 +179,26 @@ def test_bf16_survives_every_bit(layout: Layout) -> None:
     assert np.array_equal(vm.unpack(layout, packed, N, K), (raw.astype(np.uint32) << 16).view(np.float32))
 
 
-def test_f16_widens_exactly_subnormals_too() -> None:
+@pytest.mark.parametrize("layout", [Layout.F32, Layout.F16])
+def test_f16_survives_every_bit(layout: Layout) -> None:
     raw = np.random.default_rng(4).integers(0, 1 << 16, (N, K), dtype=np.uint16)
     raw[(raw & 0x7C00) == 0x7C00] = 1
 
-    packed = vm.pack(Layout.F32, "F16", raw, N, K)
+    packed = vm.pack(layout, "F16", raw, N, K)
 
-    assert np.array_equal(vm.unpack(Layout.F32, packed, N, K), raw.view(np.float16).astype(np.float32))
+    assert np.array_equal(vm.unpack(layout, packed, N, K), raw.view(np.float16).astype(np.float32))
+
+
+def test_f32_rounds_to_f16_nearest_even_and_refuses_what_overflows() -> None:
+    values = _values()
+    values[0, :4] = [1 + 2**-11, 1 + 3 * 2**-11, 65519.0, 2**-25]
+
+    found = vm.unpack(Layout.F16, vm.pack(Layout.F16, "F32", values, N, K), N, K)
+
+    assert np.array_equal(found, values.astype(np.float16).astype(np.float32))
+    values[3, 5] = 65520.0
+    with pytest.raises(ModelFormatError, match="too large for f16"):
+        vm.pack(Layout.F16, "F32", values, N, K)
 
 
 def test_f32_rounds_to_bf16_nearest_even() -> None:

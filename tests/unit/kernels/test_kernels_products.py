@@ -26,7 +26,7 @@ def _bf16(x: NDArray[np.float32]) -> NDArray[np.float32]:
 
 def _activations(layout: Layout, x: NDArray[np.float32]) -> NDArray[np.float64]:
     """What the product sees of its input."""
-    if layout is Layout.F32:
+    if layout in (Layout.F32, Layout.F16):
         return x.astype(np.float64)
     if layout is Layout.BF16:
         return _bf16(x).astype(np.float64)
@@ -59,6 +59,20 @@ def test_linear_is_the_product_of_what_it_sees(
     # k fused additions, each within half an ulp of the partial sum, which the sum of magnitudes bounds.
     bound = k * 2.0**-23 * (np.abs(a) @ np.abs(w).T)
     assert (np.abs(got - a @ w.T) <= bound).all()
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_f16_weights_give_the_products_of_the_same_numbers_in_f32(
+    isa: str, rng: np.random.Generator, product: Callable[..., Product]
+) -> None:
+    x, values = _rows(rng, 19, 96), rng.standard_normal((100, 96), dtype=np.float32).astype(np.float16)
+    values[0, :6] = [0.0, -0.0, 2**-24, -(2**-15), 65504, -65504]
+
+    narrow, wide = (
+        product(x, matrix(values.astype(np.float32), layout)).run(isa) for layout in (Layout.F16, Layout.F32)
+    )
+
+    np.testing.assert_array_equal(narrow, wide)
 
 
 @pytest.mark.parametrize("isa", ISAS)

@@ -221,7 +221,7 @@ def test_group_that_is_not_finite_poisons_its_row(bad: float) -> None:
 
 
 @pytest.mark.parametrize(("n", "k"), [(1, 32), (16, 64), (37, 96)])
-@pytest.mark.parametrize("layout", [Layout.F32, Layout.BF16, Layout.Q8, Layout.Q4, Layout.Q4M])
+@pytest.mark.parametrize("layout", [Layout.F32, Layout.BF16, Layout.F16, Layout.Q8, Layout.Q4, Layout.Q4M])
 def test_packed_numbers_read_back(layout: Layout, n: int, k: int) -> None:
     random = np.random.default_rng(n)
     low, high = {Layout.Q8: (-128, 128), Layout.Q4: (-8, 8), Layout.Q4M: (0, 16)}.get(layout, (0, 0))
