@@ -1,6 +1,8 @@
 // What the VM refuses: records that do not fit the weights, the arena or the pool, and steps outside the limits.
 #include <algorithm>
 #include <cmath>
+#include <limits>
+#include <utility>
 
 #include "core/fail.h"
 #include "core/vm.h"
@@ -166,7 +168,29 @@ void Vm::check_record(const Record& record) {
       if (r.out == r.input) fail("out is the input");
       return;
     }
-    case Opcode::kMoe: return;  // no kernel yet: refused above
+    case Opcode::kMoe: {
+      const auto r = record.as<MoeRecord>();
+      for (const auto& [what, value] : {std::pair{"hidden", r.hidden}, {"experts", r.experts}, {"top_k", r.top_k}}) {
+        positive(what, value);
+      }
+      if (r.top_k > r.experts) fail("top_k is ", r.top_k, ", there are ", r.experts, " experts");
+      check_matrix("router", r.router, r.experts, r.k);
+      check_matrix("gate_up", r.gate_up, int64_t{r.experts} * 2 * r.hidden, r.k);
+      check_matrix("down", r.down, int64_t{r.experts} * r.k, r.hidden);
+      check_prologue(r);
+      check_buffer("out", r.out, r.k);
+      check_enum("activation", r.activation, Activation::kRelu);
+      if (int64_t{limits_.max_rows} * r.top_k * std::max(r.k, r.hidden) > int64_t{1} << 40 ||
+          int64_t{r.top_k} * r.hidden > std::numeric_limits<int32_t>::max()) {
+        fail("the rows of a step times top_k ", r.top_k, " times ", std::max(r.k, r.hidden), " are out of range");
+      }
+      limits_.max_k = std::max(limits_.max_k, r.hidden);
+      limits_.max_experts = std::max(limits_.max_experts, r.experts);
+      limits_.max_top_experts = std::max(limits_.max_top_experts, r.top_k);
+      limits_.max_gated = std::max(limits_.max_gated, r.top_k * r.hidden);
+      limits_.max_moe_k = std::max({limits_.max_moe_k, r.k, r.hidden});
+      return;
+    }
   }
 }
 

@@ -18,6 +18,11 @@ struct Limits {
   int32_t max_kv_heads = 0;
   int32_t max_head_size = 0;
   int32_t max_whole_head = 0;  // largest head that QKV finishes as a whole; 0 where none is
+  // Routed experts, the most of any record; 0 where there are none.
+  int32_t max_experts = 0;
+  int32_t max_top_experts = 0;  // experts of a row
+  int32_t max_gated = 0;        // floats of one row's gated products
+  int32_t max_moe_k = 0;        // widest input of their products
   int32_t threads = 1;
 };
 

@@ -8,6 +8,7 @@
 #include "core/fail.h"
 #include "ops/attention.h"
 #include "ops/head.h"
+#include "ops/moe.h"
 #include "ops/product.h"
 #include "ops/prologue.h"
 #include "ops/qkv.h"
@@ -99,9 +100,10 @@ Vm::Vm(std::span<const Record> records, std::vector<Weight> weights, const VmCon
 
   kv_memory_ = Memory(kv_.layers * (kv_.blocks * kv_.block_bytes()));
   kv_.data = kv_memory_.data();
-  const int64_t own =
-      align_up(std::max({attention_scratch_bytes(limits_), head_scratch_bytes(limits_), qkv_scratch_bytes(limits_)}));
-  const int64_t shared = align_up(std::max(attention_shared_bytes(limits_), head_shared_bytes(limits_)));
+  const int64_t own = align_up(std::max({attention_scratch_bytes(limits_), head_scratch_bytes(limits_),
+                                         qkv_scratch_bytes(limits_), moe_scratch_bytes(limits_)}));
+  const int64_t shared =
+      align_up(std::max({attention_shared_bytes(limits_), head_shared_bytes(limits_), moe_shared_bytes(limits_)}));
   const int64_t own_rows = align_up(own_rows_bytes(limits_)), shared_rows = align_up(shared_rows_bytes(limits_));
   scratch_ = Memory(shared + shared_rows + limits_.threads * (own + own_rows));
   row_seq_.resize(static_cast<size_t>(limits_.max_rows));

@@ -6,6 +6,7 @@
 #include "ops/embed.h"
 #include "ops/head.h"
 #include "ops/linear.h"
+#include "ops/moe.h"
 #include "ops/norm.h"
 #include "ops/qkv.h"
 
@@ -24,6 +25,7 @@ constexpr KernelTable make_table() {
   put(Opcode::kAttention, op_attention<Isa>);
   put(Opcode::kHead, op_head<Isa>);
   put(Opcode::kNorm, op_norm<Isa>);
+  put(Opcode::kMoe, op_moe<Isa>);
   return table;
 }
 

@@ -22,7 +22,9 @@ static constexpr int64_t prepared_bytes(int64_t rows, int64_t k) {
 }
 static constexpr int64_t shared_rows_bytes(const Limits& limits) {
   const int64_t rows = limits.max_rows > limits.max_outputs ? limits.max_rows : limits.max_outputs;
-  return prepared_bytes(rows, limits.max_k);
+  const int64_t plain = prepared_bytes(rows, limits.max_k);
+  const int64_t pairs = prepared_bytes(int64_t{limits.max_rows} * limits.max_top_experts, limits.max_moe_k);
+  return plain > pairs ? plain : pairs;
 }
 static constexpr int64_t own_rows_bytes(const Limits& limits) {
   return prepared_bytes(kReplicatedRows, limits.max_k) + sweep_bytes(limits.max_k);

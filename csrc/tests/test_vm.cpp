@@ -69,8 +69,9 @@ struct Model {
 // Elements of a head that turn, and which of the options a model has beside Llama's.
 struct Options {
   int32_t rotary_size = kHeadSize;
-  bool is_rich = false;  // layer norms, learned positions, normed heads, GELU, norms after products
+  bool is_rich = false;  // layer norms, learned positions, normed heads, GELU, norms after products, experts
 };
+constexpr int32_t kExperts = 5, kTopExperts = 2, kExpertHidden = 32;
 
 int32_t add_rope(Model& model, int32_t rotary_size) {
   std::vector<float> angles;
@@ -137,6 +138,18 @@ Model make_model(Layout layout, const Options& options) {
       norm(after);
       after.input = alone, after.out = x, after.k = kWidth, after.epilogue = static_cast<int32_t>(Epilogue::kAdd);
       model.emit(Opcode::kNorm, after);
+    }
+    if (is_rich && layer == 1) {
+      MoeRecord experts{};
+      norm(experts);
+      experts.input = experts.out = x, experts.k = kWidth, experts.hidden = kExpertHidden;
+      experts.router = model.random_matrix(random, Layout::kBf16, kExperts, kWidth);
+      experts.gate_up = model.random_matrix(random, layout, kExperts * 2 * kExpertHidden, kWidth);
+      experts.down = model.random_matrix(random, layout, kExperts * kWidth, kExpertHidden);
+      experts.experts = kExperts, experts.top_k = kTopExperts, experts.is_renormalised = 1;
+      experts.activation = static_cast<int32_t>(Activation::kSilu);
+      model.emit(Opcode::kMoe, experts);
+      continue;
     }
     linear(x, gated, 2 * kHidden, kWidth, true, Epilogue::kGlu);
     linear(gated, x, kWidth, kHidden, false, Epilogue::kAdd);

@@ -37,14 +37,23 @@ def bf16(values: F32) -> F32:
 
 
 def expected(
-    shape: Shape, table: F32, tokens: range, first: int, *, is_bf16: bool, window: int = 0, softcap: float = 0.0
+    shape: Shape,
+    table: F32,
+    tokens: range,
+    first: int,
+    *,
+    is_bf16: bool,
+    window: int = 0,
+    softcap: float = 0.0,
+    scale: float | None = None,
 ) -> NDArray[np.float64]:
     """Returns attention of positions first … of a sequence, [rows, H, D], in float64 from the stored numbers."""
     numbers = table[np.asarray(tokens)].reshape(len(tokens), -1, shape.head_size)
     numbers = (bf16(np.ascontiguousarray(numbers)) if is_bf16 else numbers).astype(np.float64)
     q, k, v = np.split(numbers, [shape.heads, shape.heads + shape.kv_heads], axis=1)
     group = shape.heads // shape.kv_heads
-    scores = np.einsum("rhd,thd->hrt", q[first:], np.repeat(k, group, axis=1)) / np.sqrt(shape.head_size)
+    scores = np.einsum("rhd,thd->hrt", q[first:], np.repeat(k, group, axis=1))
+    scores = scores * (shape.head_size**-0.5 if scale is None else scale)
     if softcap:
         scores = softcap * np.tanh(scores / softcap)
     row, token = np.arange(first, len(tokens))[:, None], np.arange(len(tokens))
@@ -98,6 +107,26 @@ def test_a_ragged_batch_agrees_with_a_float64_softmax(shape: Shape, kv_type: KvT
         tokens = range(rows.tokens[0], rows.tokens[-1] + 1)
         want = expected(shape, table, tokens, 0, is_bf16=kv_type is KvType.BF16)
         assert np.abs(result - want).max() < TOLERANCE[kv_type]
+
+
+@pytest.mark.parametrize("isa", available_isas())
+@pytest.mark.parametrize("kv_type", list(KvType), ids=lambda kind: kind.name)
+@pytest.mark.parametrize(("window", "softcap", "scale"), [(40, 0.0, 0.1), (0, 3.0, None), (7, 50.0, 1 / 12)])
+@pytest.mark.parametrize("shape", [Shape(4, 2, 96), Shape(2, 1, 160), Shape(4, 1, 256), Shape(8, 2, 128)], ids=str)
+def test_windows_caps_and_scales_hold_for_every_head_size(
+    shape: Shape, window: int, softcap: float, scale: float | None, kv_type: KvType, isa: str
+) -> None:
+    table = random_table(shape, 96)
+    options = {"window": window, "softcap": softcap, "scale": scale}
+    vm = LoneAttention(
+        table, heads=shape.heads, kv_heads=shape.kv_heads, head_size=shape.head_size, kv_type=kv_type, isa=isa,
+        **options,
+    )  # fmt: skip
+
+    parts = [vm.step([Rows(range(at, stop), at, blocks_for(96))])[0] for at, stop in ((0, 60), (60, 61), (61, 96))]
+
+    want = expected(shape, table, range(96), 0, is_bf16=kv_type is KvType.BF16, **options)
+    assert np.abs(np.concatenate(parts) - want).max() < TOLERANCE[kv_type]
 
 
 @pytest.mark.parametrize("kv_type", list(KvType), ids=lambda kind: kind.name)

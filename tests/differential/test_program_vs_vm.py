@@ -11,6 +11,7 @@ rounding per operation), but for two things with a derived bound:
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -175,6 +176,52 @@ def test_drawn_programs_give_the_same_bits(isa: str, seed: int) -> None:
 
     for rows in ({0: 33, 1: 1}, {0: 1, 1: 40, 2: 2}):
         case.compare(talk.step(rows))
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("isa", ISAS)
+def test_routed_experts_give_the_same_bits(isa: str, seed: int) -> None:
+    layouts, kv_type = ("f32", KvType.F32) if seed % 4 == 0 else ("mixed", KvType.BF16)
+    case = drawn(LAYOUTS[layouts], seed, isa, kv_type, Wanted(has_experts=True))
+    talk = conversation(case, seed)
+
+    for rows in ({0: 33, 1: 1}, {0: 1}, {1: 2, 0: 1}):
+        case.compare(talk.step(rows))
+
+
+@pytest.mark.parametrize("layouts", ["f32", "bf16", "q8", "q4m"])
+@pytest.mark.parametrize("isa", ISAS)
+def test_experts_of_a_row_do_not_depend_on_company_or_threads(isa: str, layouts: str) -> None:
+    random = np.random.default_rng(7)
+    program = random_program(random, Wanted(has_experts=True))
+    weights = random_weights(random, program, LAYOUTS[layouts])
+    one, two, three = (Pair(program, weights, KvType.F32, isa, threads) for threads in (1, 2, 3))
+    whole = conversation(one, 0).step({0: 20, 1: 40, 2: 1})
+    wanted, _, _ = one.vm_step(whole)
+
+    together, _, _ = three.vm_step(whole)
+    # The same sequences one after the other, in steps of one to seven rows.
+    alone = []
+    for seq in range(3):
+        start, stop = whole.seq_starts[seq : seq + 2]
+        while start < stop:
+            count = min(1 + start % 7, stop - start)
+            rows = slice(start, start + count)
+            outputs = whole.outputs[rows].copy()
+            outputs["row"] -= start
+            step = replace(
+                whole,
+                tokens=whole.tokens[rows],
+                positions=whole.positions[rows],
+                seq_starts=np.array([0, count], np.int32),
+                block_tables=whole.block_tables[seq : seq + 1],
+                outputs=outputs,
+            )
+            alone.append(two.vm_step(step)[0])
+            start += count
+
+    np.testing.assert_array_equal(together, wanted)
+    np.testing.assert_array_equal(np.concatenate(alone), wanted)
 
 
 @pytest.mark.parametrize("head_size", [32, 96, 128, 160, 256])

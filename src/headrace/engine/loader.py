@@ -250,9 +250,7 @@ def _with_window(spec: ModelSpec, window: int | None) -> ModelSpec:
     if not is_mixed:
         per_layer = tuple(replace(layer, window=window) for layer in spec.per_layer)
         return replace(spec, window=window, per_layer=per_layer)
-    return replace(
-        spec, per_layer=tuple(replace(layer, window=window) if layer.window else layer for layer in layers)
-    )
+    return replace(spec, per_layer=tuple(replace(layer, window=window) if layer.window else layer for layer in layers))
 
 
 def _widest_window(spec: ModelSpec) -> int:

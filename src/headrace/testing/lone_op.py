@@ -90,6 +90,7 @@ class LoneAttention:
         kv_type: KvType = KvType.F32,
         window: int = 0,
         softcap: float = 0.0,
+        scale: float | None = None,
         blocks: int = 64,
         threads: int = 1,
         isa: str = "scalar",
@@ -108,7 +109,7 @@ class LoneAttention:
             ),
             plain_record(
                 Opcode.ATTENTION, 2, q=q, out=self._out, heads=heads, kv_heads=kv_heads, head_size=head_size,
-                scale=head_size**-0.5, window=window, softcap=softcap,
+                scale=head_size**-0.5 if scale is None else scale, window=window, softcap=softcap,
             ),
         ]  # fmt: skip
         self._vm = Vm(

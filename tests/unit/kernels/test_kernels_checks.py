@@ -36,7 +36,20 @@ HEAD: dict[str, Any] = {
     "weight": 0, "input": 0, "k": WIDTH, "vocab": VOCAB, "norm": Norm.RMS, "norm_weight": 2, "norm_eps": 1e-5,
     "scale": 1.0, "softcap": 0.0,
 }  # fmt: skip
-FIELDS = {Opcode.EMBED: EMBED, Opcode.LINEAR: LINEAR, Opcode.QKV: QKV, Opcode.ATTENTION: ATTENTION, Opcode.HEAD: HEAD}
+NORM: dict[str, Any] = {"input": 0, "out": 4096, "k": WIDTH, "norm": Norm.LAYER}
+MOE: dict[str, Any] = {
+    "input": 0, "out": 0, "router": 5, "gate_up": 6, "down": 7, "k": WIDTH, "hidden": 32, "experts": 3, "top_k": 2,
+    "is_renormalised": 1,
+}  # fmt: skip
+FIELDS = {
+    Opcode.EMBED: EMBED,
+    Opcode.LINEAR: LINEAR,
+    Opcode.QKV: QKV,
+    Opcode.ATTENTION: ATTENTION,
+    Opcode.HEAD: HEAD,
+    Opcode.NORM: NORM,
+    Opcode.MOE: MOE,
+}
 
 
 def _weights() -> list[Weight]:
@@ -47,6 +60,9 @@ def _weights() -> list[Weight]:
         floats(zeros(WIDTH, np.float32)),
         matrix(zeros((96, WIDTH), np.float32), Layout.BF16),
         floats(zeros((100, 32), np.float32), Layout.ROPE_F32),
+        matrix(zeros((3, WIDTH), np.float32), Layout.BF16),
+        matrix(zeros((3 * 64, WIDTH), np.float32), Layout.Q8),
+        matrix(zeros((3 * WIDTH, 32), np.float32), Layout.Q8),
     ]
 
 
@@ -79,7 +95,11 @@ def test_the_unchanged_program_is_accepted() -> None:
 
 
 BAD_RECORDS = [
-    (Opcode.EMBED, {"table": 5}, "weight 5"),
+    (Opcode.EMBED, {"table": 15}, "weight 15"),
+    (Opcode.EMBED, {"positions": 2}, "not a matrix"),
+    (Opcode.EMBED, {"positions": 99}, "positions"),
+    (Opcode.EMBED, {"positions": 1, "position_offset": 96}, "position_offset"),
+    (Opcode.EMBED, {"positions": 1, "position_offset": -1}, "position_offset"),
     (Opcode.EMBED, {"table": -1}, "weight -1"),
     (Opcode.EMBED, {"table": 2, "width": 0}, "not a matrix"),
     (Opcode.EMBED, {"width": 96}, "40 x 64"),
@@ -95,6 +115,8 @@ BAD_RECORDS = [
     (Opcode.LINEAR, {"norm_weight": 99}, "99"),
     (Opcode.LINEAR, {"norm_eps": float("nan")}, "norm_eps"),
     (Opcode.LINEAR, {"epilogue": 9}, "epilogue 9"),
+    (Opcode.LINEAR, {"activation": 5}, "activation 5"),
+    (Opcode.LINEAR, {"norm_bias": 2}, "norm_bias"),
     (Opcode.LINEAR, {"out": ARENA - 96 * 4 * ROWS + 64}, "outside the arena"),
     (Opcode.QKV, {"heads": 2}, "128 x 64"),
     (Opcode.QKV, {"heads": 0}, "positive"),
@@ -102,6 +124,11 @@ BAD_RECORDS = [
     (Opcode.QKV, {"head_size": 64}, "head_size"),
     (Opcode.QKV, {"rope": 2}, "rotation"),
     (Opcode.QKV, {"rope": 50}, "rope"),
+    (Opcode.QKV, {"rotary_size": 30}, "30 elements"),
+    (Opcode.QKV, {"q_norm": 2}, "64 elements"),
+    (Opcode.QKV, {"k_norm": 1}, "not a vector"),
+    (Opcode.QKV, {"k_norm": 4, "qk_norm_eps": -1.0}, "vector"),
+    (Opcode.QKV, {"qk_norm_eps": -1.0}, "qk_norm_eps"),
     (Opcode.QKV, {"layer": 1}, "layer 1"),
     (Opcode.QKV, {"layer": -1}, "layer -1"),
     (Opcode.ATTENTION, {"window": -1}, "window"),
@@ -109,6 +136,18 @@ BAD_RECORDS = [
     (Opcode.ATTENTION, {"out": ARENA}, "outside the arena"),
     (Opcode.HEAD, {"vocab": VOCAB + 1}, "40 x 64"),
     (Opcode.HEAD, {"softcap": -1.0}, "softcap"),
+    (Opcode.NORM, {"out": 0}, "out is the input"),
+    (Opcode.NORM, {"k": 48}, "multiple of 32"),
+    (Opcode.NORM, {"epilogue": Epilogue.GLU}, "epilogue 2"),
+    (Opcode.NORM, {"norm": 3}, "norm 3"),
+    (Opcode.MOE, {"top_k": 4}, "3 experts"),
+    (Opcode.MOE, {"top_k": 0}, "top_k"),
+    (Opcode.MOE, {"experts": 4}, "3 x 64"),
+    (Opcode.MOE, {"hidden": 64}, "192 x 64"),
+    (Opcode.MOE, {"down": 6}, "192 x 64"),
+    (Opcode.MOE, {"router": 2}, "not a matrix"),
+    (Opcode.MOE, {"out": ARENA}, "outside the arena"),
+    (Opcode.MOE, {"activation": -1}, "activation"),
 ]
 
 
@@ -141,7 +180,7 @@ def test_a_gated_product_needs_whole_pairs_of_tiles() -> None:
     weights = [*_weights(), matrix(np.zeros((48, WIDTH), np.float32), Layout.F32)]
 
     with pytest.raises(ModelFormatError, match="n in 32s"):
-        _make(plain_record(Opcode.LINEAR, 0, **(LINEAR | {"weight": 5, "n": 48, "epilogue": Epilogue.GLU})), weights)
+        _make(plain_record(Opcode.LINEAR, 0, **(LINEAR | {"weight": 8, "n": 48, "epilogue": Epilogue.GLU})), weights)
 
 
 @pytest.mark.parametrize(
@@ -179,7 +218,7 @@ def test_a_limit_out_of_range_is_refused(changes: dict[str, Any]) -> None:
     ids=["short", "negative", "huge", "k", "misaligned"],
 )
 def test_a_wrong_weight_is_refused(weight: Weight) -> None:
-    with pytest.raises(ModelFormatError, match="weight 5"):
+    with pytest.raises(ModelFormatError, match="weight 8"):
         _make(_program(), [*_weights(), weight])
 
 
@@ -213,7 +252,7 @@ def _step() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def machine() -> vm.Vm:
-    """The small program with all five opcodes."""
+    """The small program with every opcode."""
     return _make(_program())
 
 
@@ -248,7 +287,7 @@ BAD_STEPS: list[tuple[str, dict[str, Any]]] = [
     ("masks", {"masks": np.zeros((1, 1), np.uint32)}),
     ("counts", {"count_ids": _i32(1)}),
     ("bias_values", {"bias_ids": _i32(1)}),
-    ("num_records", {"num_records": 6}),
+    ("num_records", {"num_records": 8}),
     ("num_records", {"num_records": -2}),
     ("row", {"outputs": _output(row=3)}),
     ("row", {"outputs": _output(row=-1)}),

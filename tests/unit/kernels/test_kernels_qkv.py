@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -42,13 +42,24 @@ def inputs(rng: np.random.Generator) -> Inputs:
     )
 
 
-def _machine(inputs: Inputs, isa: str, kv: KvType, *, threads: int, has_rope: bool = True) -> vm.Vm:
+def _machine(
+    inputs: Inputs,
+    isa: str,
+    kv: KvType,
+    *,
+    threads: int,
+    has_rope: bool = True,
+    rotary_size: int = HEAD_SIZE,
+    norms: NDArray[np.float32] | None = None,
+) -> vm.Vm:
     weights: list[Weight] = [matrix(inputs.x, Layout.F32), matrix(inputs.w, Layout.F32), floats(inputs.bias)]
     weights.append(floats(inputs.rope, Layout.ROPE_F32))
+    weights += [] if norms is None else [floats(norm) for norm in norms]
     program = plain_record(Opcode.EMBED, 0, table=0, out=0, width=WIDTH)
     program += plain_record(
         Opcode.QKV, 1, weight=1, bias=2, input=0, q_out=Q_OUT, k=WIDTH, heads=HEADS, kv_heads=KV_HEADS,
-        head_size=HEAD_SIZE, rope=3 if has_rope else -1, rotary_size=HEAD_SIZE if has_rope else 0, layer=1,
+        head_size=HEAD_SIZE, rope=3 if has_rope else -1, rotary_size=rotary_size if has_rope else 0,
+        q_norm=-1 if norms is None else 4, k_norm=-1 if norms is None else 5, layer=1,
     )  # fmt: skip
     return vm.Vm(
         program, Q_OUT + 100 * HEADS * HEAD_SIZE * 4, weights, threads=threads, max_rows=100, isa=isa,
@@ -99,6 +110,37 @@ def test_qkv_fills_q_and_the_pages(isa: str, kv: KvType, has_rope: bool, threads
             key, value = machine.read_keys(1, block, head)[slot], machine.read_values(1, block, head)[slot]
             assert np.allclose(key, want[row, HEADS + head], rtol=tolerance, atol=1e-3), (row, head)
             assert np.allclose(value, want[row, HEADS + KV_HEADS + head], rtol=tolerance, atol=1e-3), (row, head)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("rotary_size", [HEAD_SIZE, 48, 32, 10])
+@pytest.mark.parametrize("has_norms", [True, False], ids=["normed", "plain"])
+def test_heads_are_normed_one_by_one_and_their_first_elements_turn(
+    isa: str, rotary_size: int, has_norms: bool, inputs: Inputs, rng: np.random.Generator
+) -> None:
+    tokens, half = np.arange(72, dtype=np.int32), rotary_size // 2
+    norms = rng.standard_normal((2, HEAD_SIZE), dtype=np.float32)
+    partial = replace(inputs, rope=np.ascontiguousarray(inputs.rope[:, :rotary_size]))
+    machine = _machine(partial, isa, KvType.F32, threads=2, rotary_size=rotary_size, norms=norms if has_norms else None)
+
+    machine.step(tokens, POSITIONS, STARTS, TABLES, no_outputs())
+
+    want = _expected(inputs, tokens, POSITIONS, has_rope=False)
+    for part, norm in ((slice(0, HEADS), norms[0]), (slice(HEADS, HEADS + KV_HEADS), norms[1])):
+        heads = want[:, part]
+        if has_norms:
+            heads = heads / np.sqrt((heads**2).mean(axis=2, keepdims=True) + 1e-5) * norm
+        cosine, sine = partial.rope[POSITIONS, None, :half], partial.rope[POSITIONS, None, half:]
+        low, high, rest = heads[..., :half], heads[..., half:rotary_size], heads[..., rotary_size:]
+        want[:, part] = np.concatenate([low * cosine - high * sine, high * cosine + low * sine, rest], axis=-1)
+    q = machine.read_buffer(Q_OUT, 72, HEADS * HEAD_SIZE).reshape(72, HEADS, HEAD_SIZE)
+    assert np.allclose(q, want[:, :HEADS], rtol=1e-4, atol=1e-4)
+    for row in range(1, 71):  # the second sequence
+        block, slot = TABLES[1, POSITIONS[row] // BLOCK_TOKENS], POSITIONS[row] % BLOCK_TOKENS
+        for head in range(KV_HEADS):
+            key, value = machine.read_keys(1, block, head)[slot], machine.read_values(1, block, head)[slot]
+            assert np.allclose(key, want[row, HEADS + head], rtol=1e-4, atol=1e-4), (row, head)
+            assert np.allclose(value, want[row, HEADS + KV_HEADS + head], rtol=1e-4, atol=1e-4), (row, head)
 
 
 @pytest.mark.parametrize("isa", ISAS)

@@ -28,6 +28,7 @@ from headrace.program.layouts import Numbers, pack, unpack
 from headrace.program.opcodes import KvType, Layout, Opcode
 from headrace.program.rowwise import layer_norm, quantise, rms_norm, route
 from headrace.program.spec import build_program, spec_from_config
+from headrace.testing.random_builder import Wanted, random_program
 
 FINITE = st.floats(-1e6, 1e6, width=32, allow_subnormal=False)
 NONE = np.zeros((0, 0), np.float32)
@@ -334,6 +335,25 @@ def test_cost_of_a_step_counts_every_weight_once() -> None:
     assert eight.weight_bytes == one.weight_bytes + 7 * 2 * 64
     assert eight.operations == 8 * one.operations
     assert one.kv_bytes == 2 * 2 * (2 * 32) * 2 * (100 + 1)  # layers · K and V · values · bytes · (read and appended)
+
+
+def test_cost_of_experts_reads_only_those_that_the_rows_may_take() -> None:
+    program = random_program(np.random.default_rng(7), Wanted(has_experts=True, layers=1))
+    item = next(item for item in program.instructions if item.opcode is Opcode.MOE)
+    layouts = {
+        weight.index: Layout.BF16 if weight.kind == "matrix" else Layout.VECTOR_F32 for weight in program.weights
+    }
+    k, hidden, experts, top_k = (item.integer(name) for name in ("k", "hidden", "experts", "top_k"))
+    assert experts > 2 * top_k
+
+    one, two, many = (
+        instruction_cost(program, item, layouts, KvType.BF16, Work(rows, 1, [1] * rows)) for rows in (1, 2, 500)
+    )
+
+    expert_bytes = 3 * hidden * k * 2  # gate, up and down in bf16
+    assert two.weight_bytes - one.weight_bytes == top_k * expert_bytes
+    assert many.weight_bytes - one.weight_bytes == (experts - top_k) * expert_bytes
+    assert two.operations == 2 * one.operations == 4 * (experts * k + 3 * top_k * hidden * k)
 
 
 def test_cost_of_attention_stops_at_the_window() -> None:

@@ -1,0 +1,151 @@
+"""The verifier's rules for what Llama does not use: experts, lone norms, learned positions, normed heads."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from headrace.program.builder import Builder
+from headrace.program.encode import encode
+from headrace.program.ir import NONE, Instruction, Part, Program, seal
+from headrace.program.model import Architecture, ModelSpec, RopeSpec
+from headrace.program.opcodes import LANES, Activation, Epilogue, Norm, Opcode
+from headrace.program.verify import faults, verify, verify_encoded
+from headrace.testing.random_builder import random_program
+
+SPEC = ModelSpec(
+    family="drawn",
+    architecture=Architecture.DECODER_ONLY,
+    layers=1,
+    width=64,
+    heads=2,
+    kv_heads=1,
+    head_size=64,
+    hidden=96,
+    vocab_size=50,
+    context_tokens=100,
+    norm_eps=1e-5,
+    rope=None,
+    is_tied=False,
+)
+EXPERTS = 3
+
+
+def program() -> Program:
+    b = Builder(SPEC)
+
+    def matrix(name: str, n: int, k: int) -> int:
+        return b.matrix(name, k, Part(name, n))
+
+    def vector(name: str, n: int) -> int:
+        return b.vector(name, Part(name, n))
+
+    x = b.embed("x", matrix("embed", 50, 64), positions=matrix("positions", 102, 64), position_offset=2)
+    q = b.qkv(
+        "q",
+        x,
+        matrix("qkv", 4 * 64, 64),
+        layer=0,
+        rope=b.rope("rope", 100, 48, RopeSpec(1e4)),
+        norm=Norm.LAYER,
+        norm_weight=vector("norm", 64),
+        norm_bias=vector("norm_bias", 64),
+        q_norm=vector("q_norm", 64),
+        k_norm=vector("k_norm", 64),
+    )
+    alone = b.linear("o", b.attention("mixed", q, layer=0), matrix("o", 64, 128), activation=Activation.RELU)
+    b.norm("sandwich", alone, norm_weight=vector("sandwich", 64), epilogue=Epilogue.ADD, add_to=x)
+    parts = [Part(f"{name}.{e}", 32) for e in range(EXPERTS) for name in ("gate", "up")]
+    b.moe(
+        x,
+        router=matrix("router", EXPERTS, 64),
+        gate_up=b.matrix("gate_up", 64, *parts, interleave=LANES),
+        down=b.matrix("down", 32, *[Part(f"down.{e}", 64) for e in range(EXPERTS)]),
+        top_k=2,
+        is_renormalised=True,
+        add_to=x,
+    )
+    b.head(x, matrix("head", 50, 64))
+    return b.program()
+
+
+PROGRAM = program()
+NUMBERS = {item.opcode: number for number, item in enumerate(PROGRAM.instructions)}
+WEIGHTS = {weight.name: weight.index for weight in PROGRAM.weights}
+
+
+def changed(opcode: Opcode, **values: float) -> Program:
+    items = list(PROGRAM.instructions)
+    item = items[NUMBERS[opcode]]
+    items[NUMBERS[opcode]] = Instruction(item.opcode, item.phase, {**item.values, **values})
+    return seal(replace(PROGRAM, instructions=tuple(items)))
+
+
+def with_weight(name: str, **changes: object) -> Program:
+    weights = [replace(weight, **changes) if weight.name == name else weight for weight in PROGRAM.weights]
+    return seal(replace(PROGRAM, weights=tuple(weights)))
+
+
+X = PROGRAM.instructions[0].integer("out")
+MUTANTS: dict[str, tuple[str, Callable[[], Program]]] = {
+    "rotary table without frequencies": ("table", lambda: with_weight("rope", rope=None)),
+    "matrix with frequencies": ("table", lambda: with_weight("o", rope=RopeSpec(1e4))),
+    "rotary table of odd width": ("table", lambda: with_weight("rope", k=47)),
+    "interleaved parts that are no pairs": (
+        "table",
+        lambda: with_weight("gate_up", n=160, parts=tuple(Part(str(e), 32) for e in range(5))),
+    ),
+    "unknown activation": ("range", lambda: changed(Opcode.LINEAR, activation=5)),
+    "negative offset": ("range", lambda: changed(Opcode.EMBED, position_offset=-1)),
+    "no experts of a row": ("range", lambda: changed(Opcode.MOE, top_k=0)),
+    "renormalised twice": ("range", lambda: changed(Opcode.MOE, is_renormalised=2)),
+    "head epsilon of zero": ("range", lambda: changed(Opcode.QKV, qk_norm_eps=0.0)),
+    "positions of another width": ("shape", lambda: changed(Opcode.EMBED, positions=WEIGHTS["o"])),
+    "positions too few": ("shape", lambda: with_weight("positions", n=101, parts=(Part("positions", 101),))),
+    "offset without positions": ("shape", lambda: changed(Opcode.EMBED, positions=NONE)),
+    "norm bias of RMS": ("shape", lambda: changed(Opcode.QKV, norm=Norm.RMS)),
+    "norm of no kind": ("shape", lambda: changed(Opcode.NORM, norm=Norm.NONE, norm_weight=NONE)),
+    "gated norm": ("shape", lambda: changed(Opcode.NORM, epilogue=Epilogue.GLU)),
+    "head norm of another size": ("shape", lambda: with_weight("q_norm", n=32, parts=(Part("q_norm", 32),))),
+    "more turn than the table has": ("shape", lambda: changed(Opcode.QKV, rotary_size=64)),
+    "a table that turns nothing": ("shape", lambda: changed(Opcode.QKV, rotary_size=0)),
+    "more turn than there are": ("shape", lambda: with_weight("rope", k=66)),
+    "more experts than there are": ("shape", lambda: changed(Opcode.MOE, top_k=4)),
+    "experts without pairs": ("shape", lambda: with_weight("gate_up", interleave=0)),
+    "experts of fewer parts": (
+        "shape",
+        lambda: with_weight("gate_up", parts=(Part("gate", 96), Part("up", 96))),
+    ),
+    "router of another model": ("shape", lambda: changed(Opcode.MOE, experts=2)),
+    "experts of another width": ("shape", lambda: changed(Opcode.MOE, hidden=64)),
+    "norm onto its input": ("phase", lambda: changed(Opcode.NORM, out=PROGRAM.instructions[3].integer("out"))),
+}
+
+
+def test_program_with_every_option_is_sound() -> None:
+    assert faults(PROGRAM) == []
+    verify_encoded(PROGRAM, encode(PROGRAM, 7))
+
+
+def test_experts_may_read_what_they_add_to() -> None:
+    item = PROGRAM.instructions[NUMBERS[Opcode.MOE]]
+
+    assert item.values["input"] == item.values["out"] == X
+
+
+@pytest.mark.parametrize("name", sorted(MUTANTS))
+def test_mutant_is_caught_by_its_rule(name: str) -> None:
+    rule, mutate = MUTANTS[name]
+
+    found = faults(mutate())
+
+    assert rule in {fault.rule for fault in found}, [str(fault) for fault in found]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_drawn_programs_are_sound(seed: int) -> None:
+    drawn = random_program(np.random.default_rng(seed))
+
+    verify(drawn)
+    verify_encoded(drawn, encode(drawn, 9))
