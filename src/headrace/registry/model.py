@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from headrace.base.errors import ModelFormatError, ModelUnsupportedError
 from headrace.registry.files import map_file, read_small, regular_size, sha256_of, shown
 from headrace.registry.formats.gguf import parse_gguf
+from headrace.registry.formats.gguf_split import join_parts, part_names
 from headrace.registry.formats.gguf_vocabulary import check_vocabulary
 from headrace.registry.formats.json_text import parse_json
 from headrace.registry.formats.safetensors import parse_safetensors
@@ -65,7 +66,7 @@ class ModelFiles:
 
 
 def open_model(path: Path, *, has_vocabulary: bool = True) -> ModelFiles:
-    """Returns the model at ``path``: a folder, or one .gguf or .safetensors file.
+    """Returns the model at ``path``: a folder, or one .gguf or .safetensors file; any part names a split GGUF.
 
     Args:
         has_vocabulary: False leaves the tokenizer's arrays out of GGUF metadata, unread and unchecked: quicker, for
@@ -74,7 +75,7 @@ def open_model(path: Path, *, has_vocabulary: bool = True) -> ModelFiles:
     Raises:
         ModelFormatError: missing, ambiguous, not a regular file, or a header that lies.
         ModelIntegrityError: the folder's manifest names other bytes.
-        ModelUnsupportedError: pickle weights only, code in the model, or a split GGUF.
+        ModelUnsupportedError: pickle weights only, or code in the model.
 
     Cost: headers only; hashes files that changed since the manifest was last checked (about 1 GB/s).
     """
@@ -86,12 +87,10 @@ def open_model(path: Path, *, has_vocabulary: bool = True) -> ModelFiles:
     metadata: dict[str, Any] = {}
     tensors: dict[str, TensorView] = {}
     if is_gguf:
-        parsed = parse_gguf(maps[weights[0]], weights[0], has_vocabulary=has_vocabulary)
+        parts = {file: parse_gguf(data, file, has_vocabulary=has_vocabulary) for file, data in maps.items()}
+        metadata, tensors = join_parts(parts)
         if has_vocabulary:
-            check_vocabulary(parsed.metadata, weights[0])
-        metadata, tensors = parsed.metadata, parsed.tensors
-        if metadata.get("split.count", 1) not in (0, 1):
-            raise ModelUnsupportedError(f"{weights[0]}: is one part of a split GGUF; merge the parts into one file")
+            check_vocabulary(metadata, weights[0])
     else:
         tensors = _join_shards({file: parse_safetensors(data, file) for file, data in maps.items()}, folder)
     if not tensors:
@@ -122,7 +121,7 @@ def _weights_of(path: Path) -> tuple[Path, tuple[Path, ...]]:
     try:
         if not path.is_dir():
             path.lstat()
-            return path.parent, (path,)
+            return path.parent, tuple(path.parent / name for name in _all_parts(path.parent, path.name))
         names = sorted(entry.name for entry in path.iterdir())
     except FileNotFoundError as error:
         raise ModelFormatError(f"{path}: there is no such file or folder") from error
@@ -138,8 +137,8 @@ def _weights_of(path: Path) -> tuple[Path, tuple[Path, ...]]:
     if shards:
         raise ModelFormatError(f"{path}: has {len(shards)} shards but no {_INDEX_NAME}, which must name them")
     for found in (safetensors, gguf):
-        if len(found) == 1:
-            return path, (path / found[0],)
+        if len(found) == 1 or (found and set(part_names(found[0])) >= set(found)):
+            return path, tuple(path / name for name in _all_parts(path, found[0]))
         if found:
             raise ModelFormatError(f"{path}: has several models ({', '.join(found[:8])}): give the path of one file")
     pickles = [name for name in names if name.endswith(_PICKLE_SUFFIXES)]
@@ -149,6 +148,14 @@ def _weights_of(path: Path) -> tuple[Path, tuple[Path, ...]]:
             "convert them to safetensors first"
         )
     raise ModelFormatError(f"{path}: has neither a .safetensors nor a .gguf file")
+
+
+def _all_parts(folder: Path, name: str) -> list[str]:
+    names = part_names(name)
+    missing = [part for part in names if not os.path.lexists(folder / part)]
+    if missing and missing != [name]:
+        raise ModelFormatError(f"{folder / name}: of its {len(names)} parts these are missing: {_some(missing)}")
+    return names
 
 
 def _indexed_shards(folder: Path, present: list[str]) -> list[str]:

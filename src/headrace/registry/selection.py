@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable
 
 from headrace.base.errors import ModelUnsupportedError
+from headrace.registry.formats.gguf_split import part_names
 
 _TEXT_SUFFIXES = (".json", ".jinja", ".txt")
 _SHARD = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
@@ -18,7 +19,7 @@ def choose_files(names: Iterable[str], source: str, wanted: str | None = None) -
 
     Args:
         names: plain names of one folder.
-        wanted: one weight file by name, where there are several models.
+        wanted: one weight file by name, where there are several models; of a split GGUF any part.
 
     Raises:
         ModelUnsupportedError: no weights, pickle weights only, or several models and no choice.
@@ -33,7 +34,7 @@ def _weights(present: list[str], source: str, wanted: str | None) -> list[str]:
     if wanted is not None:
         if wanted not in stored:
             raise ModelUnsupportedError(f"{source}: has no weight file {wanted!r}; it has {_some(stored)}")
-        return [wanted]
+        return _all_parts(wanted, stored, source)
     if _INDEX in present:
         shards = [name for name in stored if _SHARD.fullmatch(name)]
         if shards:
@@ -42,8 +43,8 @@ def _weights(present: list[str], source: str, wanted: str | None) -> list[str]:
         return ["model.safetensors"]
     for suffix in (".safetensors", ".gguf"):
         found = [name for name in stored if name.endswith(suffix)]
-        if len(found) == 1:
-            return found
+        if len(found) == 1 or (found and set(part_names(found[0])) >= set(found)):
+            return _all_parts(found[0], stored, source)
         if found:
             raise ModelUnsupportedError(f"{source}: has several models; add :FILE to choose one of {_some(found)}")
     pickles = [name for name in present if name.endswith(_PICKLE_SUFFIXES)]
@@ -53,6 +54,14 @@ def _weights(present: list[str], source: str, wanted: str | None) -> list[str]:
             "choose a repository with safetensors or GGUF files, or convert it"
         )
     raise ModelUnsupportedError(f"{source}: has no .safetensors or .gguf file")
+
+
+def _all_parts(name: str, stored: list[str], source: str) -> list[str]:
+    names = part_names(name)
+    missing = [part for part in names if part not in stored]
+    if missing:
+        raise ModelUnsupportedError(f"{source}: {name!r} has {len(names)} parts, these are missing: {_some(missing)}")
+    return names
 
 
 def _some(names: list[str]) -> str:
