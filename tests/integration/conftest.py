@@ -17,20 +17,31 @@ import pytest
 import uvloop
 
 from headrace.base.clock import Clock
+from headrace.base.errors import ContextLengthError
 from headrace.protocol.launch import FrontLaunch
 from headrace.replica.port import Readiness
 from headrace.server.front import Front
 from headrace.testing.mock_worker import MockWorker, Script
+from headrace.text.message import Dialect
 from headrace.text.stop import StopMatcher
+from headrace.text.tool_format import GENERIC
 
+PLAIN = Dialect(GENERIC, None)
 MODEL = "tests/bytes"
 
 
 class ByteTokenizer:
     """Every byte is a token; ids from 256 have no text."""
 
-    def encode(self, text: str, *, add_special: bool) -> list[int]:
-        return list(text.encode())
+    def encode_within(self, text: str, *, add_special: bool, limit_tokens: int, param: str) -> list[int]:
+        ids = list(text.encode())
+        if len(ids) > limit_tokens:
+            raise ContextLengthError(
+                f"This model's maximum context length is {limit_tokens} tokens. However, your {param} has at least "
+                f"{len(ids)} tokens",
+                param=param,
+            )
+        return ids
 
     def token_bytes(self, index: int) -> bytes:
         return bytes([index]) if index < 256 else b""
@@ -52,12 +63,18 @@ class ByteText:
 class PlainTemplate:
     """role: content, a line each."""
 
+    takes_tools = False
+
+    def form(self, *, has_tools: bool) -> PlainTemplate:
+        return self
+
     def render(
         self,
         messages: Sequence[Mapping[str, object]],
         *,
         tools: Sequence[Mapping[str, object]] | None = None,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         kwargs: Mapping[str, object] | None = None,
     ) -> str:
         lines = [f"{message['role']}: {message['content']}" for message in messages]
@@ -74,8 +91,13 @@ class ByteKit:
 
     tokenizer = ByteTokenizer()
     template = PlainTemplate()
+    has_chat_template = True
 
-    def text_stream(self, *, is_text_start: bool) -> ByteText:
+    def __init__(self, dialect: Dialect = PLAIN) -> None:
+        self.dialect = dialect
+        self.special_tokens: dict[str, str] = {}
+
+    def text_stream(self, *, is_text_start: bool, skip_special: bool = True, is_message: bool = False) -> ByteText:
         return ByteText()
 
     def stops(self, stops: Sequence[str]) -> StopMatcher:
@@ -137,7 +159,12 @@ async def make_house(tmp_path: Path) -> AsyncIterator[MakeHouse]:
     async with AsyncExitStack() as stack:
 
         async def make(
-            script: Script | None = None, *, is_ready: bool = True, clock: Clock | None = None, **limits: Any
+            script: Script | None = None,
+            *,
+            is_ready: bool = True,
+            clock: Clock | None = None,
+            dialect: Dialect = PLAIN,
+            **limits: Any,
         ) -> House:
             socket_path = tmp_path / "worker.sock"
             worker = MockWorker(script)
@@ -152,7 +179,7 @@ async def make_house(tmp_path: Path) -> AsyncIterator[MakeHouse]:
                 worker_socket_path=str(socket_path),
                 **limits,
             )
-            front = Front(launch, ByteKit(), [listener], clock=clock, **edges)
+            front = Front(launch, ByteKit(dialect), [listener], clock=clock, **edges)
             port = listener.getsockname()[1]
             await stack.enter_async_context(front.running())
             client = await stack.enter_async_context(aiohttp.ClientSession())

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from headrace.base.errors import EngineError
-from headrace.protocol.answers import Piece, TokenEntry, TopToken, finite
+from headrace.protocol.answers import CallDelta, Piece, Thought, TokenEntry, TopToken, finite
 from headrace.protocol.frames import EchoLogprobs, Finished, FinishReason, TokenLogprobs, Tokens
 
 
@@ -36,7 +36,9 @@ class TextStream(Protocol):
 
 
 class Stops(Protocol):
-    """A matcher of stop strings."""
+    """A matcher of stop strings. ``matched`` is the one that was found."""
+
+    matched: str | None
 
     def push(self, text: str) -> tuple[str, bool]:
         """Adds text; gives what may be said, and whether a stop string was found."""
@@ -44,6 +46,23 @@ class Stops(Protocol):
 
     def flush(self) -> str:
         """Gives what was held back as a possible stop string."""
+        ...
+
+
+class Reader(Protocol):
+    """What finds thoughts and tool calls in an answer (``text.message.MessageReader``)."""
+
+    @property
+    def has_calls(self) -> bool:
+        """Whether a call has begun."""
+        ...
+
+    def push(self, text: str) -> Sequence[Thought | str | CallDelta]:
+        """Takes text; gives what is now certain."""
+        ...
+
+    def flush(self) -> Sequence[Thought | str | CallDelta]:
+        """Ends the message."""
         ...
 
 
@@ -73,6 +92,9 @@ class Generation:
         index: the choice's index in the answer.
         pieces: for log-probabilities, None where none were asked for.
         echo: None, or the prompt that comes first.
+        reader: None where the answer is plain text.
+        has_stop_in_output: the stop string that ends the answer is a part of it.
+        keeps_scores: log-probabilities of the prompt are kept for the whole answer.
     """
 
     def __init__(
@@ -82,8 +104,16 @@ class Generation:
         stops: Stops | None,
         pieces: Pieces | None = None,
         echo: Echo | None = None,
+        reader: Reader | None = None,
+        *,
+        has_stop_in_output: bool = False,
+        keeps_scores: bool = False,
     ) -> None:
         self.index = index
+        self.logprob_sum = 0.0
+        self.prompt_scores: dict[int, TokenLogprobs] | None = {} if keeps_scores else None
+        self._reader = reader
+        self._has_stop_in_output = has_stop_in_output
         self.is_done = False
         self.finish_reason: str | None = None
         self.output_tokens = 0
@@ -104,9 +134,12 @@ class Generation:
             return pieces
         if self._stops is None and self._pieces is None:
             self.output_tokens += len(event.ids)
+            self.logprob_sum += sum(scores.logprob for scores in event.logprobs)
             text = self._text.push(event.ids)
-            if text:
+            if text and self._reader is None:
                 pieces.append(Piece(self.index, text))
+            elif text:
+                pieces += self._parts(text, None)
             return pieces
         said: list[str] = []
         for position, token in enumerate(event.ids):
@@ -114,6 +147,7 @@ class Generation:
             text = self._text.push((token,))
             if self._pieces is not None:
                 scores = event.logprobs[position] if position < len(event.logprobs) else None
+                self.logprob_sum += scores.logprob if scores is not None else 0.0
                 self._hold(token, scores, text)
             self._num_decoded += len(text)
             if self._stops is None:
@@ -123,13 +157,16 @@ class Generation:
             said.append(text)
             if is_stopped:
                 self._is_cut = True
+                if self._has_stop_in_output:
+                    said.append(self._stops.matched or "")
                 self._end("stop")
                 break
-        piece = self._piece("".join(said))
-        return [*pieces, piece] if piece is not None else pieces
+        return [*pieces, *self._pieces_of("".join(said))]
 
     def on_echo(self, event: EchoLogprobs) -> None:
         """Takes log-probabilities of prompt positions."""
+        if self.prompt_scores is not None:
+            self.prompt_scores.update(enumerate(event.logprobs, event.start))
         if self._echo is not None:
             for offset, scores in enumerate(event.logprobs):
                 self._echo.scores[event.start + offset] = scores
@@ -154,25 +191,51 @@ class Generation:
             if is_stopped:
                 self._is_cut = True
                 reason = "stop"
+                text += self._stops.matched or "" if self._has_stop_in_output else ""
             else:
                 text += self._stops.flush()
         self._end(reason)
-        piece = self._piece(text)
-        assert piece is not None, "an ended generation always has a last piece"
-        return [*pieces, piece]
+        return [*pieces, *self._pieces_of(text)]
 
     def _end(self, reason: str) -> None:
         self.is_done = True
         self.finish_reason = reason
 
-    def _piece(self, text: str) -> Piece | None:
+    def _pieces_of(self, text: str) -> list[Piece]:
         self._num_said += len(text)
         entries: list[TokenEntry] | None = None
         if self._pieces is not None:
             entries = self._release()
         if text or entries or self.is_done:
-            return Piece(self.index, text, entries or None, self.finish_reason)
-        return None
+            return self._parts(text, entries or None)
+        return []
+
+    def _parts(self, text: str, entries: list[TokenEntry] | None) -> list[Piece]:
+        """Gives text as pieces: one for each thought, text and part of a call in it; the last ends the choice."""
+        reader = self._reader
+        stop = self._stops.matched if self._stops is not None and self._is_cut else None
+        if reader is None:
+            return [Piece(self.index, text, entries, self.finish_reason, stop=stop)]
+        items = list(reader.push(text))
+        if self.is_done:
+            items += reader.flush()
+            if reader.has_calls and self.finish_reason == "stop":
+                self.finish_reason = "tool_calls"
+        pieces: list[Piece] = []
+        if entries:  # with the first text, or alone
+            has_text = bool(items) and isinstance(items[0], str)
+            pieces.append(Piece(self.index, str(items.pop(0)) if has_text else "", entries))
+        for item in items:
+            match item:
+                case Thought():
+                    pieces.append(Piece(self.index, thought=item.text))
+                case CallDelta():
+                    pieces.append(Piece(self.index, call=item))
+                case _:
+                    pieces.append(Piece(self.index, item))
+        if self.is_done:
+            pieces.append(Piece(self.index, finish_reason=self.finish_reason, stop=stop))
+        return pieces
 
     def _hold(self, token: int, scores: TokenLogprobs | None, text: str) -> None:
         start = self._base + self._num_decoded

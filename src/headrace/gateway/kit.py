@@ -8,6 +8,7 @@ from pathlib import Path
 
 from headrace.registry.model import open_model
 from headrace.text.detokenize import Detokenizer
+from headrace.text.message import Dialect
 from headrace.text.stop import StopMatcher
 from headrace.text.template import ChatTemplate, find_templates_in_files, find_templates_in_gguf
 from headrace.text.tokenizer import Tokenizer
@@ -16,13 +17,27 @@ from headrace.text.tokenizer import Tokenizer
 class ModelText:
     """Everything that turns text into tokens and back for one model."""
 
-    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate) -> None:
+    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate, dialect: Dialect) -> None:
         self.tokenizer = tokenizer
         self.template = template
+        self.dialect = dialect
+        kept = [*dialect.form.kept_tokens, *((dialect.marks.opening, dialect.marks.closing) if dialect.marks else ())]
+        self._message_ids = frozenset(index for token in kept if (index := tokenizer.token_id(token)) is not None)
 
-    def text_stream(self, *, is_text_start: bool) -> Detokenizer:
-        """Makes an incremental detokeniser; special tokens are left out."""
-        return Detokenizer(self.tokenizer, is_text_start=is_text_start)
+    def text_stream(self, *, is_text_start: bool, skip_special: bool = True, is_message: bool = False) -> Detokenizer:
+        """Makes an incremental detokeniser; of special tokens a message keeps those that mark calls and thoughts."""
+        kept_ids = self._message_ids if is_message else frozenset[int]()
+        return Detokenizer(self.tokenizer, skip_special=skip_special, is_text_start=is_text_start, kept_ids=kept_ids)
+
+    @property
+    def special_tokens(self) -> dict[str, str]:
+        """``bos_token`` … to their text."""
+        return self.tokenizer.special_tokens
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether the model has a chat template."""
+        return self.template.is_present
 
     def stops(self, stops: Sequence[str]) -> StopMatcher:
         """Makes a matcher of stop strings."""
@@ -49,4 +64,4 @@ def load_kit(path: Path) -> ModelText:
         sources = find_templates_in_files(files.tokenizer_files)
     # Templates write the date as people near the machine see it.
     template = ChatTemplate(sources, special_tokens=tokenizer.special_tokens, now=lambda: datetime.now().astimezone())
-    return ModelText(tokenizer, template)
+    return ModelText(tokenizer, template, Dialect.of(list(sources.values())))

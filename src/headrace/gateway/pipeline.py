@@ -31,14 +31,28 @@ from headrace.base.errors import (
 from headrace.gateway.admission import Admission
 from headrace.gateway.deadlines import Deadline, Deadlines
 from headrace.gateway.generation import Echo, Generation
+from headrace.gateway.grammars import GrammarGate
 from headrace.gateway.ledger import Ledger, Record
 from headrace.gateway.quarantine import Quarantine, fingerprint
 from headrace.gateway.render import Prompt, Renderer, TextKit, context_error
-from headrace.protocol.answers import Piece, Usage
-from headrace.protocol.frames import EchoLogprobs, Event, Failed, Finished, Sampling, Started, Submit, Tokens, Welcome
+from headrace.gateway.scores import prompt_logprobs
+from headrace.protocol.answers import Choice, Piece, Usage
+from headrace.protocol.frames import (
+    EchoLogprobs,
+    Event,
+    Failed,
+    Finished,
+    Grammar,
+    Sampling,
+    Started,
+    Submit,
+    Tokens,
+    Welcome,
+)
 from headrace.protocol.openai import ChatRequest, CompletionRequest, GenerateRequest, Options
 from headrace.replica.events import EventStream
 from headrace.replica.port import Readiness, Replica
+from headrace.text.message import MessageReader
 
 _MASK64: Final = 2**64 - 1
 # Odd, so that seed + index · step never repeats within n ≤ 8 (the golden ratio in 64 bits, as in splitmix64).
@@ -78,6 +92,7 @@ class Pipeline:
         replica: Replica,
         kit: TextKit,
         renderer: Renderer,
+        grammars: GrammarGate,
         deadlines: Deadlines,
         ledger: Ledger,
         clock: Clock,
@@ -88,6 +103,7 @@ class Pipeline:
         self.replica = replica
         self.kit = kit
         self.renderer = renderer
+        self.grammars = grammars
         self.deadlines = deadlines
         self.ledger = ledger
         self.clock = clock
@@ -202,6 +218,7 @@ class Run:
         self._weight = 0
         self._submits: tuple[Submit, ...] = ()
         self._prompts: list[Prompt] = []
+        self._grammar: Grammar | None = None
         self._generations: dict[str, Generation] = {}
         self._cached: dict[str, int] = {}
         self._identity = b""
@@ -232,6 +249,8 @@ class Run:
         context_tokens = pipeline.context_tokens(identity)
         _check_vocabulary(self.request, identity.vocab_size)
         self._prompts = await pipeline.renderer.render(self.request, context_tokens)
+        self._check_failure()
+        self._grammar = await pipeline.grammars.grammar_of(self.request, pipeline.kit.dialect)
         self._check_failure()
         self.record.prompt_tokens = sum(len(prompt.ids) for prompt in self._prompts)
         self._submits = tuple(self._make_submits(context_tokens))
@@ -270,7 +289,30 @@ class Run:
             prompt_tokens=self.record.prompt_tokens,
             completion_tokens=sum(generation.output_tokens for generation in self._generations.values()),
             cached_tokens=self.record.cached_tokens,
+            truncated_tokens=sum(prompt.truncated_tokens for prompt in self._prompts),
         )
+
+    def chosen(self, choices: Sequence[Choice]) -> list[Choice]:
+        """Gives the choices to answer with, of all that were made: the n likeliest of each prompt, likeliest first."""
+        options = self.request.options
+        generations = list(self._generations.values())
+        for choice in choices:
+            generation = generations[choice.index]
+            prompt = self._prompts[choice.index // options.best_of]
+            choice.logprob_sum = generation.logprob_sum
+            if options.prompt_logprobs is not None and generation.prompt_scores is not None:
+                tokenizer = self._pipeline.kit.tokenizer
+                scores = generation.prompt_scores
+                choice.prompt_logprobs = prompt_logprobs(prompt.ids, scores, tokenizer, options.prompt_logprobs)
+        if options.best_of == options.n:
+            return list(choices)
+        best: list[Choice] = []
+        for start in range(0, len(choices), options.best_of):
+            ranked = sorted(choices[start : start + options.best_of], key=lambda choice: -choice.logprob_sum)
+            best += ranked[: options.n]
+        for index, choice in enumerate(best):
+            choice.index = index
+        return best
 
     @property
     def is_finished(self) -> bool:
@@ -318,7 +360,7 @@ class Run:
         submits: list[Submit] = []
         for prompt in self._prompts:
             max_tokens, is_alone = self._max_tokens(len(prompt.ids), context_tokens)
-            for choice in range(options.n):
+            for choice in range(options.best_of):
                 index = len(submits)
                 submit = Submit(
                     request_id=self._pipeline.next_id(),
@@ -331,7 +373,9 @@ class Run:
                     timeout_s=self._pipeline.limits.request_timeout_s + _BACKSTOP_S,
                     priority=options.priority,
                     cache_salt=options.cache_salt,
-                    echo_logprobs=options.num_logprobs if self._is_echo else None,
+                    echo_logprobs=self._num_prompt_logprobs,
+                    allowed_token_ids=list(options.allowed_token_ids) or None,
+                    grammar=self._grammar,
                 )
                 self._generations[submit.request_id] = self._make_generation(index, prompt, is_alone=is_alone)
                 submits.append(submit)
@@ -340,6 +384,13 @@ class Run:
     @property
     def _is_echo(self) -> bool:
         return isinstance(self.request, CompletionRequest) and self.request.echo
+
+    @property
+    def _num_prompt_logprobs(self) -> int | None:
+        """How many alternatives to score for each prompt token; None for no scores."""
+        options = self.request.options
+        wanted = [options.num_logprobs if self._is_echo else None, options.prompt_logprobs]
+        return max((number for number in wanted if number is not None), default=None)
 
     def _max_tokens(self, prompt_tokens: int, context_tokens: int) -> tuple[int, bool]:
         """Gives the output limit of a prompt, and whether only the prompt itself is wanted."""
@@ -362,12 +413,32 @@ class Run:
         echo = None
         if self._is_echo:
             echo = Echo(prompt.text, prompt.ids, list(prompt.offsets), has_logprobs=has_logprobs, is_alone=is_alone)
+        elif prompt.text:  # the final message that a chat goes on with
+            echo = Echo(prompt.text, [], [], has_logprobs=False, is_alone=False)
+        reader = self._make_reader(prompt)
+        is_chat = isinstance(self.request, ChatRequest)
         return Generation(
             index,
-            kit.text_stream(is_text_start=isinstance(self.request, ChatRequest)),
+            kit.text_stream(
+                is_text_start=is_chat, skip_special=options.skip_special_tokens, is_message=reader is not None
+            ),
             kit.stops(options.stops) if options.stops else None,
             kit.tokenizer if has_logprobs else None,
             echo,
+            reader,
+            has_stop_in_output=options.has_stop_in_output,
+            keeps_scores=options.prompt_logprobs is not None,
+        )
+
+    def _make_reader(self, prompt: Prompt) -> MessageReader | None:
+        """Makes what finds thoughts and calls; None where there can be neither."""
+        if not isinstance(self.request, ChatRequest):
+            return None
+        dialect = self._pipeline.kit.dialect
+        if self.request.tools is None and dialect.marks is None:
+            return None
+        return MessageReader(
+            dialect, self.request.tools, is_forced=self._grammar is not None, is_thinking=prompt.is_thinking
         )
 
     def _submit(self) -> None:
@@ -468,7 +539,7 @@ class Run:
             self._cached[event.request_id] = event.cached_tokens
             # Of n choices of one prompt the later ones find the first one's blocks; a prompt counts once.
             options = self.request.options
-            firsts = [self._cached.get(submit.request_id, 0) for submit in self._submits[:: options.n]]
+            firsts = [self._cached.get(submit.request_id, 0) for submit in self._submits[:: options.best_of]]
             self.record.cached_tokens = sum(firsts)
         if self.record.started_at_s is not None:
             return
@@ -527,7 +598,7 @@ def _sampling(options: Options, seed: int) -> Sampling:
         frequency_penalty=options.frequency_penalty,
         seed=seed,
         logit_bias=options.logit_bias,
-        num_logprobs=options.num_logprobs,
+        num_logprobs=0 if options.num_logprobs is None and options.best_of > options.n else options.num_logprobs,
     )
 
 
@@ -537,6 +608,7 @@ def _check_vocabulary(request: GenerateRequest, vocab_size: int) -> None:
     named: list[tuple[str, Sequence[int]]] = [
         ("logit_bias", list(options.logit_bias)),
         ("stop_token_ids", options.stop_token_ids),
+        ("allowed_token_ids", options.allowed_token_ids),
     ]
     if isinstance(request, CompletionRequest):
         named += [("prompt", prompt) for prompt in request.prompts if isinstance(prompt, list)]

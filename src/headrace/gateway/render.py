@@ -1,7 +1,6 @@
 """Requests become token ids: chat template and tokenizer, in a few threads beside the event loop.
 
-Length is capped in characters first, so that no hostile prompt costs more than the tokenising of the longest prompt
-that could fit.
+The tokenizer spends little on a text that cannot fit, so no hostile prompt costs more than the longest that could.
 """
 
 from __future__ import annotations
@@ -15,17 +14,18 @@ from typing import Final, Protocol
 from headrace.base.errors import ContextLengthError, RequestError
 from headrace.gateway.generation import Stops, TextStream
 from headrace.protocol.openai import ChatRequest, CompletionRequest
+from headrace.text.message import Dialect
+from headrace.text.tool_prompt import has_tool_turns, write_tools
 
-# No vocabulary in use spends fewer than one token on this many characters of real text; what is longer cannot fit.
-CHARS_PER_TOKEN: Final = 32
-_SLACK_CHARS: Final = 4096
+# A prompt that is to be cut may be this many times the context; what is longer costs too much to look at.
+_CUT_RATIO: Final = 8
 
 
 class Tokenizer(Protocol):
     """Text to ids and back."""
 
-    def encode(self, text: str, *, add_special: bool) -> list[int]:
-        """Gives the ids of ``text``."""
+    def encode_within(self, text: str, *, add_special: bool, limit_tokens: int, param: str) -> list[int]:
+        """Gives the ids of ``text``, of which there are at most ``limit_tokens``."""
         ...
 
     def token_bytes(self, token_id: int) -> bytes:
@@ -33,8 +33,21 @@ class Tokenizer(Protocol):
         ...
 
 
+class Form(Protocol):
+    """What a chat template reads."""
+
+    @property
+    def takes_tools(self) -> bool:
+        """Whether it shows the tools that it is given."""
+        ...
+
+
 class Template(Protocol):
     """A chat template."""
+
+    def form(self, *, has_tools: bool) -> Form:
+        """Gives what the template reads that ``render`` would take."""
+        ...
 
     def render(
         self,
@@ -42,6 +55,7 @@ class Template(Protocol):
         *,
         tools: Sequence[Mapping[str, object]] | None = None,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         kwargs: Mapping[str, object] | None = None,
     ) -> str:
         """Gives the prompt text of a conversation."""
@@ -67,7 +81,22 @@ class TextKit(Protocol):
         """The model's chat template; it refuses every conversation where the model has none."""
         ...
 
-    def text_stream(self, *, is_text_start: bool) -> TextStream:
+    @property
+    def special_tokens(self) -> Mapping[str, str]:
+        """``bos_token`` … to their text."""
+        ...
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether the model has a chat template."""
+        ...
+
+    @property
+    def dialect(self) -> Dialect:
+        """How the model writes thoughts and tool calls."""
+        ...
+
+    def text_stream(self, *, is_text_start: bool, skip_special: bool = True, is_message: bool = False) -> TextStream:
         """Makes an incremental detokeniser for a text of its own, or one that goes on from a prompt."""
         ...
 
@@ -78,11 +107,18 @@ class TextKit(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One prompt, ready to run. ``text`` and ``offsets`` are there when the prompt is echoed."""
+    """One prompt, ready to run. ``text`` and ``offsets`` are there when the prompt is echoed.
+
+    Args:
+        is_thinking: it ends inside the model's thinking.
+        truncated_tokens: how many of its first tokens were cut, as the client asked.
+    """
 
     ids: list[int]
     text: str = ""
     offsets: tuple[int, ...] = ()
+    is_thinking: bool = False
+    truncated_tokens: int = 0
 
 
 class Renderer:
@@ -106,16 +142,28 @@ class Renderer:
         """
         loop = asyncio.get_running_loop()
         if isinstance(request, ChatRequest):
-            _check_chars(sum(_chars(message) for message in request.messages), context_tokens, "messages")
-            return [Prompt(await loop.run_in_executor(self._executor, self._render_chat, request))]
-        for prompt in request.prompts:
-            if isinstance(prompt, str):
-                _check_chars(len(prompt), context_tokens, "prompt")
-            elif len(prompt) >= context_tokens:
-                raise context_error(len(prompt), 0, context_tokens, "prompt")
+            return [await loop.run_in_executor(self._executor, self._render_chat, request, context_tokens)]
+        if request.options.truncate_prompt_tokens is None:
+            for prompt in request.prompts:
+                if len(prompt) >= context_tokens and not isinstance(prompt, str):
+                    raise context_error(len(prompt), 0, context_tokens, "prompt")
         if not request.echo and not isinstance(request.prompts[0], str):
-            return [Prompt(prompt) for prompt in request.prompts if isinstance(prompt, list)]
-        return await loop.run_in_executor(self._executor, self._render_prompts, request)
+            return [_cut(prompt, request, context_tokens) for prompt in request.prompts if isinstance(prompt, list)]
+        return await loop.run_in_executor(self._executor, self._render_prompts, request, context_tokens)
+
+    async def encode(self, text: str, *, add_special: bool, limit_tokens: int) -> list[int]:
+        """Gives the ids of a text.
+
+        Raises:
+            RequestError: there are more than ``limit_tokens``.
+        """
+
+        def work() -> list[int]:
+            return self._kit.tokenizer.encode_within(
+                text, add_special=add_special, limit_tokens=limit_tokens, param="prompt"
+            )
+
+        return await asyncio.get_running_loop().run_in_executor(self._executor, work)
 
     def ignored_values(self, request: ChatRequest | CompletionRequest) -> tuple[str, ...]:
         """Gives the ``chat_template_kwargs`` that this model's template does not read.
@@ -128,33 +176,75 @@ class Renderer:
         ignored = self._kit.template.split_kwargs(request.template_values, has_tools=bool(request.tools))[1]
         return tuple(f"chat_template_kwargs.{name}" for name in ignored)
 
-    def _render_chat(self, request: ChatRequest) -> list[int]:
-        text = self._kit.template.render(
-            request.messages,
-            tools=request.tools,
-            add_generation_prompt=request.add_generation_prompt,
-            kwargs=request.template_values,
-        )
+    def _render_chat(self, request: ChatRequest, context_tokens: int) -> Prompt:
+        text = self._chat_text(request)
         # The template writes the special tokens itself; adding them again would give two BOS.
-        ids = self._kit.tokenizer.encode(text, add_special=request.options.add_special_tokens)
+        ids = self._encode(text, request, context_tokens, "messages")
         if not ids:
             raise RequestError("messages render to an empty prompt", param="messages", code="empty_prompt")
-        return ids
+        cut = _cut(ids, request, context_tokens)
+        echoed = ""
+        if request.echo and request.continue_final_message:
+            echoed = str(request.messages[-1].get("content", ""))
+        return Prompt(
+            cut.ids,
+            text=echoed,
+            is_thinking=self._kit.dialect.is_thinking(text),
+            truncated_tokens=cut.truncated_tokens,
+        )
 
-    def _render_prompts(self, request: CompletionRequest) -> list[Prompt]:
+    def _chat_text(self, request: ChatRequest) -> str:
+        template = self._kit.template
+        tools = request.tools.tools if request.tools is not None else None
+
+        def render(messages: Sequence[Mapping[str, object]], tools: Sequence[Mapping[str, object]] | None) -> str:
+            return template.render(
+                messages,
+                tools=tools,
+                add_generation_prompt=request.add_generation_prompt,
+                continue_final_message=request.continue_final_message,
+                kwargs=request.template_values,
+            )
+
+        messages = request.messages
+        if not tools and not has_tool_turns(messages):
+            return render(messages, None)
+        if template.form(has_tools=True).takes_tools:
+            return render(messages, tools)
+        try:
+            return render(write_tools(messages, tools), None)
+        except RequestError as error:
+            if error.stable_code != "template_refused":
+                raise
+            return render(write_tools(messages, tools, has_system=False), None)
+
+    def _encode(
+        self, text: str, request: ChatRequest | CompletionRequest, context_tokens: int, param: str
+    ) -> list[int]:
+        is_cut = request.options.truncate_prompt_tokens is not None
+        return self._kit.tokenizer.encode_within(
+            text,
+            add_special=request.options.add_special_tokens,
+            limit_tokens=context_tokens * (_CUT_RATIO if is_cut else 1),
+            param=param,
+        )
+
+    def _render_prompts(self, request: CompletionRequest, context_tokens: int) -> list[Prompt]:
         prompts: list[Prompt] = []
         for prompt in request.prompts:
             if isinstance(prompt, str):
-                ids = self._kit.tokenizer.encode(prompt, add_special=request.options.add_special_tokens)
+                ids = self._encode(prompt, request, context_tokens, "prompt")
                 if not ids:
                     raise RequestError("prompt holds no token", param="prompt", code="empty_prompt")
             else:
                 ids = prompt
+            cut = _cut(ids, request, context_tokens)
             if request.echo:
-                decoded, offsets = self._decode(ids)
-                prompts.append(Prompt(ids, prompt if isinstance(prompt, str) else decoded, offsets))
-            else:
-                prompts.append(Prompt(ids))
+                decoded, offsets = self._decode(cut.ids)
+                is_whole = isinstance(prompt, str) and not cut.truncated_tokens
+                text = prompt if is_whole and isinstance(prompt, str) else decoded
+                cut = Prompt(cut.ids, text, offsets, truncated_tokens=cut.truncated_tokens)
+            prompts.append(cut)
         return prompts
 
     def _decode(self, ids: list[int]) -> tuple[str, tuple[int, ...]]:
@@ -172,6 +262,16 @@ class Renderer:
         return "".join(texts), tuple(offsets)
 
 
+def _cut(ids: list[int], request: ChatRequest | CompletionRequest, context_tokens: int) -> Prompt:
+    """Gives the last tokens of a prompt where the client asked for no more, else all."""
+    limit = request.options.truncate_prompt_tokens
+    if limit is None:
+        return Prompt(ids)
+    if limit == 0:  # as many as leave room for the answer
+        limit = max(1, context_tokens - (request.options.max_tokens or 1))
+    return Prompt(ids[-limit:], truncated_tokens=max(0, len(ids) - limit))
+
+
 def context_error(prompt_tokens: int, output_tokens: int, context_tokens: int, param: str) -> ContextLengthError:
     """Makes the error whose words clients look for."""
     asked = (
@@ -184,18 +284,3 @@ def context_error(prompt_tokens: int, output_tokens: int, context_tokens: int, p
         f"{param} or ask for fewer tokens.",
         param=param,
     )
-
-
-def _check_chars(num_chars: int, context_tokens: int, param: str) -> None:
-    limit = context_tokens * CHARS_PER_TOKEN + _SLACK_CHARS
-    if num_chars > limit:
-        raise ContextLengthError(
-            f"This model's maximum context length is {context_tokens} tokens. However, your {param} has {num_chars} "
-            f"characters, at least {num_chars // CHARS_PER_TOKEN} tokens: shorten the {param}.",
-            param=param,
-        )
-
-
-def _chars(message: Mapping[str, object]) -> int:
-    content = message.get("content")
-    return (len(content) if isinstance(content, str) else 0) + 16

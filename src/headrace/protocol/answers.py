@@ -9,11 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, Protocol
 
 import msgspec
 
 from headrace.base.errors import HeadraceError
+from headrace.protocol import sse
 
 # JSON has no infinity: a banned token's log-probability is this, which clients read as "never".
 LOWEST_LOGPROB: Final = -9999.0
@@ -45,14 +46,93 @@ class TokenEntry(msgspec.Struct, frozen=True):
     end: int
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """What one engine step adds to one choice. ``finish_reason`` closes the choice."""
+class CallDelta(msgspec.Struct, frozen=True):
+    """A part of the ``index``-th tool call: its beginning, with ``id`` and ``name``, or more of its arguments' JSON."""
 
     index: int
+    id: str | None
+    name: str | None
+    arguments: str
+
+
+class Thought(msgspec.Struct, frozen=True):
+    """A part of what the model thought before it answered."""
+
     text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one engine step adds to one choice: text, a thought or a part of a call. ``finish_reason`` closes it.
+
+    Args:
+        entries: log-probabilities of tokens, with the text that they became.
+        stop: the stop string that ended it, with its ``finish_reason``.
+    """
+
+    index: int
+    text: str = ""
     entries: list[TokenEntry] | None = None
     finish_reason: str | None = None
+    thought: str = ""
+    call: CallDelta | None = None
+    stop: str | None = None
+
+
+@dataclass(slots=True)
+class Call:
+    """A whole tool call."""
+
+    id: str
+    name: str
+    arguments: list[str]
+
+    def as_json(self) -> dict[str, object]:
+        """Gives the entry of ``tool_calls``."""
+        return {
+            "id": self.id,
+            "type": "function",
+            "function": {"name": self.name, "arguments": "".join(self.arguments)},
+        }
+
+
+class Choice:
+    """A whole choice, joined from its pieces."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.entries: list[TokenEntry] = []
+        self.finish_reason: str | None = None
+        self.stop: str | None = None
+        self.calls: list[Call] = []
+        self.logprob_sum = 0.0
+        self.prompt_logprobs: list[dict[str, object] | None] | None = None
+        self._texts: list[str] = []
+        self._thoughts: list[str] = []
+
+    @property
+    def text(self) -> str:
+        """Its text."""
+        return "".join(self._texts)
+
+    @property
+    def thought(self) -> str:
+        """What was thought before it."""
+        return "".join(self._thoughts)
+
+    def add(self, piece: Piece) -> None:
+        """Takes the next piece."""
+        self._texts.append(piece.text)
+        self._thoughts.append(piece.thought)
+        if piece.entries:
+            self.entries += piece.entries
+        call = piece.call
+        if call is not None and call.name is not None:
+            self.calls.append(Call(call.id or "", call.name, [call.arguments]))
+        elif call is not None:
+            self.calls[call.index].arguments.append(call.arguments)
+        self.finish_reason = piece.finish_reason or self.finish_reason
+        self.stop = piece.stop or self.stop
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,18 +142,42 @@ class Usage:
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
+    truncated_tokens: int = 0
 
     def as_json(self) -> bytes:
-        """Gives the ``usage`` object."""
+        """Gives the ``usage`` object; a prompt that was cut says by how much."""
+        cut = b',"truncated_tokens":%d' % self.truncated_tokens if self.truncated_tokens else b""
         return (
-            b'{"prompt_tokens":%d,"completion_tokens":%d,"total_tokens":%d,"prompt_tokens_details":{"cached_tokens":%d}}'
+            b'{"prompt_tokens":%d,"completion_tokens":%d,"total_tokens":%d,'
+            b'"prompt_tokens_details":{"cached_tokens":%d%b}}'
             % (
                 self.prompt_tokens,
                 self.completion_tokens,
                 self.prompt_tokens + self.completion_tokens,
                 self.cached_tokens,
+                cut,
             )
         )
+
+
+class Writer(Protocol):
+    """Writes one request's answer, whole or as frames of an event stream."""
+
+    def opening(self, index: int) -> bytes:
+        """Gives the frames that open a choice."""
+        ...
+
+    def say(self, piece: Piece, usage: Usage | None) -> bytes:
+        """Gives the frames that say a piece; with the counts so far where they are wanted in each."""
+        ...
+
+    def ending(self, usage: Usage) -> bytes:
+        """Gives the frames that end the stream."""
+        ...
+
+    def whole(self, choices_made: Sequence[Choice], usage: Usage, *, has_logprobs: bool) -> bytes:
+        """Gives the whole answer as one JSON body."""
+        ...
 
 
 class AnswerWriter:
@@ -96,6 +200,7 @@ class AnswerWriter:
         has_usage: bool = False,
     ) -> None:
         self._is_chat = kind == "chat"
+        self._has_usage = has_usage
         self._head = b'{"id":%b,"object":%%b,"created":%d,"model":%b,"system_fingerprint":%b,"choices":[' % (
             _encode(answer_id).replace(b"%", b"%%"),
             created_s,
@@ -109,6 +214,19 @@ class AnswerWriter:
         self._end = (
             b'},"logprobs":null,"finish_reason":null}' if self._is_chat else b',"logprobs":null,"finish_reason":null}'
         ) + self._close
+
+    def opening(self, index: int) -> bytes:
+        """Gives the frame that opens a choice; nothing for text completions."""
+        role = self.role(index)
+        return sse.data(role) if role else b""
+
+    def say(self, piece: Piece, usage: Usage | None) -> bytes:
+        """Gives the frames of ``chunks``."""
+        return b"".join(map(sse.data, self.chunks(piece, usage)))
+
+    def ending(self, usage: Usage) -> bytes:
+        """Gives the usage chunk, where one was promised, and the end."""
+        return (sse.data(self.usage(usage)) if self._has_usage else b"") + sse.DONE
 
     def role(self, index: int) -> bytes:
         """Gives the chunk that opens a choice; nothing for text completions."""
@@ -127,7 +245,7 @@ class AnswerWriter:
             usage: the counts so far, put into each chunk (``continuous_usage_stats``).
         """
         close = self._close if usage is None else b'],"usage":' + usage.as_json() + b"}"
-        if piece.finish_reason is None and piece.entries is None and usage is None:
+        if piece.finish_reason is None and piece.entries is None and usage is None and piece.text:
             return [self._chunk_head + b'{"index":%d' % piece.index + self._middle + _encode(piece.text) + self._end]
         finish = b"null" if piece.finish_reason is None else b'"' + piece.finish_reason.encode() + b'"'
         logprobs = self._logprobs(piece.entries)
@@ -137,6 +255,10 @@ class AnswerWriter:
             )  # fmt: skip
             return [self._chunk_head + body + close]
         chunks: list[bytes] = []
+        if piece.thought:
+            chunks.append(self._delta(piece.index, b'"reasoning_content":' + _encode(piece.thought), close))
+        if piece.call is not None:
+            chunks.append(self._delta(piece.index, b'"tool_calls":[%b]' % _call_delta(piece.call), close))
         if piece.text or piece.entries:
             body = b'{"index":%d,"delta":{"content":%b},"logprobs":%b,"finish_reason":null}' % (
                 piece.index, _encode(piece.text), logprobs,
@@ -151,22 +273,29 @@ class AnswerWriter:
         """Gives the usage chunk that ends a stream."""
         return self._chunk_head + b'],"usage":' + usage.as_json() + b"}"
 
-    def whole(self, pieces: Sequence[Piece], usage: Usage) -> bytes:
-        """Gives a whole answer from one joined piece per choice, in order of their index."""
+    def _delta(self, index: int, delta: bytes, close: bytes) -> bytes:
+        body = b'{"index":%d,"delta":{%b},"logprobs":null,"finish_reason":null}' % (index, delta)
+        return self._chunk_head + body + close
+
+    def whole(self, choices_made: Sequence[Choice], usage: Usage, *, has_logprobs: bool) -> bytes:
+        """Gives a whole answer from its choices, in order of their index."""
         name = b'"chat.completion"' if self._is_chat else b'"text_completion"'
         choices: list[bytes] = []
-        for piece in pieces:
-            finish = _encode(piece.finish_reason)
-            logprobs = self._logprobs(piece.entries)
+        for choice in choices_made:
+            finish = _encode(choice.finish_reason)
+            logprobs = self._logprobs(choice.entries if has_logprobs else None)
+            scores = b""
+            if choice.prompt_logprobs is not None:
+                scores = b',"prompt_logprobs":' + _encode(choice.prompt_logprobs)
             if self._is_chat:
                 choices.append(
-                    b'{"index":%d,"message":{"role":"assistant","content":%b,"refusal":null},"logprobs":%b,'
-                    b'"finish_reason":%b}' % (piece.index, _encode(piece.text), logprobs, finish)
+                    b'{"index":%d,"message":%b,"logprobs":%b,"finish_reason":%b%b}'
+                    % (choice.index, _encode(_message(choice)), logprobs, finish, scores)
                 )
             else:
                 choices.append(
-                    b'{"index":%d,"text":%b,"logprobs":%b,"finish_reason":%b}'
-                    % (piece.index, _encode(piece.text), logprobs, finish)
+                    b'{"index":%d,"text":%b,"logprobs":%b,"finish_reason":%b%b}'
+                    % (choice.index, _encode(choice.text), logprobs, finish, scores)
                 )
         return self._head % name + b",".join(choices) + b'],"usage":' + usage.as_json() + b"}"
 
@@ -187,6 +316,25 @@ class AnswerWriter:
                 "top_logprobs": [_legacy_top(entry) for entry in entries],
             }
         )
+
+
+def _call_delta(call: CallDelta) -> bytes:
+    if call.name is None:
+        return _encode({"index": call.index, "function": {"arguments": call.arguments}})
+    function = {"name": call.name, "arguments": call.arguments}
+    return _encode({"index": call.index, "id": call.id, "type": "function", "function": function})
+
+
+def _message(choice: Choice) -> dict[str, object]:
+    text: str | None = choice.text
+    message: dict[str, object] = {"role": "assistant"}
+    if choice.thought:
+        message["reasoning_content"] = choice.thought
+    message["content"] = text if text or not choice.calls else None
+    message["refusal"] = None
+    if choice.calls:
+        message["tool_calls"] = [call.as_json() for call in choice.calls]
+    return message
 
 
 def _legacy_top(entry: TokenEntry) -> dict[str, float] | None:

@@ -25,6 +25,10 @@ class Fields:
         self._path = path
         self._taken: set[str] = set()
 
+    def path_of(self, name: str) -> str:
+        """Gives where a field stands in the body."""
+        return self._path + name
+
     def take(self, name: str) -> object:
         """Gives the value, or None where absent or null."""
         self._taken.add(name)

@@ -11,6 +11,7 @@ from typing import Final
 
 from headrace.base.errors import RequestError
 from headrace.protocol.fields import Fields
+from headrace.protocol.strict_json import shown
 
 MAX_MESSAGES: Final = 4096
 MAX_TOOLS: Final = 128
@@ -39,6 +40,7 @@ def parse_tools(fields: Fields) -> list[dict[str, object]] | None:
     if not items:
         return None
     tools: list[dict[str, object]] = []
+    names: set[str] = set()
     for index, item in enumerate(items):
         path = f"tools[{index}]"
         if not isinstance(item, dict):
@@ -50,8 +52,12 @@ def parse_tools(fields: Fields) -> list[dict[str, object]] | None:
         if function is None:
             raise tool.missing("function")
         inner = Fields(function, path + ".function.")
-        if not inner.text("name", _NAME_CHARS):
+        name = inner.text("name", _NAME_CHARS)
+        if not name:
             raise inner.missing("name")
+        if name in names:
+            raise RequestError(f"tools holds two functions named {shown(name)}", param="tools")
+        names.add(name)
         inner.text("description", _MAX_TEXT)
         inner.mapping("parameters")
         tools.append(item)
@@ -72,6 +78,11 @@ def _parse_message(path: str, item: object) -> dict[str, object]:
     message["content"] = _parse_content(fields, can_be_absent=role == "assistant")
     if calls:
         message["tool_calls"] = calls
+    if role == "assistant":
+        # Both spellings are in use; templates of reasoning models read this one.
+        reasoning = fields.text("reasoning_content", _MAX_TEXT) or fields.text("reasoning", _MAX_TEXT)
+        if reasoning is not None:
+            message["reasoning_content"] = reasoning
     for name in ("name", "tool_call_id"):
         text = fields.text(name, _NAME_CHARS)
         if text is not None:

@@ -13,8 +13,10 @@ from typing import Final, Literal
 
 from headrace.base.errors import PermissionDenied, RequestError
 from headrace.protocol.fields import Fields, as_integer
-from headrace.protocol.messages import parse_messages, parse_tools
+from headrace.protocol.messages import parse_messages
 from headrace.protocol.strict_json import decode_object, shown
+from headrace.protocol.structured import Wish, take_wish
+from headrace.protocol.tool_use import ToolUse, take_tool_use
 
 MAX_N: Final = 8
 MAX_TOP_LOGPROBS: Final = 20
@@ -22,6 +24,7 @@ MAX_STOPS: Final = 16
 MAX_STOP_CHARS: Final = 256
 MAX_STOP_TOKEN_IDS: Final = 256
 MAX_LOGIT_BIAS: Final = 1024
+MAX_ALLOWED_TOKEN_IDS: Final = 2**16
 MAX_SEQUENCES: Final = 128
 MAX_TOKEN_ID: Final = 2**31 - 1
 # What fits a 32-bit counter; the model's context is the real limit.
@@ -31,29 +34,18 @@ _MODEL_CHARS: Final = 256
 # Fields that would change the answer and that this build does not run: refused when they ask for something.
 # The value is what asks for nothing.
 _UNSUPPORTED: Final[dict[str, tuple[object, ...]]] = {
-    "allowed_token_ids": ([],),
     "audio": (),
     "bad_words": ([],),
-    "continue_final_message": (False,),
     "documents": ([],),
     "function_call": ("none",),
     "functions": ([],),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "include_stop_str_in_output": (False,),
     "length_penalty": (1, 1.0),
-    "prompt_logprobs": (),
     "prompt_embeds": (),
     "return_token_ids": (False,),
     "return_tokens_as_token_ids": (False,),
-    "skip_special_tokens": (True,),
     "structural_tag": (),
-    "structured_outputs": (),
     "suffix": ("",),
     "thinking_token_budget": (),
-    "truncate_prompt_tokens": (),
     "use_beam_search": (False,),
     "web_search_options": (),
 }
@@ -71,6 +63,10 @@ class Options:
     Args:
         max_tokens: None takes the endpoint's default.
         num_logprobs: None, or how many alternatives to report beside each chosen token.
+        prompt_logprobs: the same for each token of the prompt.
+        truncate_prompt_tokens: None, or how many of the prompt's last tokens are wanted; 0 for what the context holds.
+        best_of: sequences to make for each prompt, ≥ n; the n likeliest are answered.
+        wish: None, or what the answer must look like.
         seed: None draws one.
     """
 
@@ -97,6 +93,13 @@ class Options:
     priority: int
     cache_salt: str
     add_special_tokens: bool
+    skip_special_tokens: bool
+    has_stop_in_output: bool
+    allowed_token_ids: tuple[int, ...]
+    prompt_logprobs: int | None
+    truncate_prompt_tokens: int | None
+    best_of: int
+    wish: Wish | None
     ignored_fields: tuple[str, ...]
 
 
@@ -106,8 +109,10 @@ class ChatRequest:
 
     options: Options
     messages: list[dict[str, object]]
-    tools: list[dict[str, object]] | None
+    tools: ToolUse | None
+    echo: bool
     add_generation_prompt: bool
+    continue_final_message: bool
     template_values: dict[str, str | int | float | bool]
     kind: Literal["chat"] = "chat"
 
@@ -131,19 +136,35 @@ def parse_chat(body: bytes) -> ChatRequest:
     Raises:
         RequestError: naming the field, what it was and what is allowed.
     """
-    fields = Fields(decode_object(body))
+    return chat_from_values(decode_object(body))
+
+
+def chat_from_values(values: dict[str, object], ignored: tuple[str, ...] = ()) -> ChatRequest:
+    """Reads a chat request whose body is decoded.
+
+    Args:
+        ignored: fields that another reader has met and did not know.
+
+    Raises:
+        RequestError: as for ``parse_chat``.
+    """
+    fields = Fields(values)
     messages = parse_messages(fields)
-    tools = _take_tools(fields)
+    tools = take_tool_use(fields)
     has_logprobs = fields.flag("logprobs")
     num_top = fields.integer("top_logprobs", 0, MAX_TOP_LOGPROBS)
     if num_top is not None and not has_logprobs:
         raise RequestError("top_logprobs needs logprobs: true", param="top_logprobs")
-    if fields.flag("echo"):
-        raise _unsupported("echo")
+    echo = fields.flag("echo")
     modalities = fields.take("modalities")
     if modalities is not None and modalities != ["text"]:
         raise _unsupported("modalities")
-    add_generation_prompt = fields.flag("add_generation_prompt", default=True)
+    continue_final_message = fields.flag("continue_final_message")
+    add_generation_prompt = fields.flag("add_generation_prompt", default=not continue_final_message)
+    if continue_final_message and add_generation_prompt:
+        raise RequestError(
+            "continue_final_message and add_generation_prompt are both set: choose one", param="continue_final_message"
+        )
     template_values = _take_template_values(fields)
     max_completion_tokens = fields.integer("max_completion_tokens", 1, MAX_MAX_TOKENS)
     options = _take_options(
@@ -152,8 +173,10 @@ def parse_chat(body: bytes) -> ChatRequest:
         max_completion_tokens=max_completion_tokens,
         low_max_tokens=1,
         add_special_tokens=False,
+        best_of=None,
+        ignored=ignored,
     )
-    return ChatRequest(options, messages, tools, add_generation_prompt, template_values)
+    return ChatRequest(options, messages, tools, echo, add_generation_prompt, continue_final_message, template_values)
 
 
 def parse_completion(body: bytes) -> CompletionRequest:
@@ -174,16 +197,11 @@ def parse_completion(body: bytes) -> CompletionRequest:
         max_completion_tokens=None,
         low_max_tokens=0 if echo else 1,
         add_special_tokens=True,
+        best_of=best_of,
     )
-    if best_of is not None and best_of > options.n:
+    if len(prompts) * options.best_of > MAX_SEQUENCES:
         raise RequestError(
-            f"best_of {best_of} over n {options.n} is not supported: leave it out, or set it to n",
-            param="best_of",
-            code="unsupported_parameter",
-        )
-    if len(prompts) * options.n > MAX_SEQUENCES:
-        raise RequestError(
-            f"{len(prompts)} prompts times n {options.n} is over the limit of {MAX_SEQUENCES}: send fewer at a time",
+            f"{len(prompts)} prompts times n {options.best_of} is over the limit of {MAX_SEQUENCES}: send fewer",
             param="prompt",
         )
     return CompletionRequest(options, prompts, echo)
@@ -196,6 +214,8 @@ def _take_options(
     max_completion_tokens: int | None,
     low_max_tokens: int,
     add_special_tokens: bool,
+    best_of: int | None,
+    ignored: tuple[str, ...] = (),
 ) -> Options:
     model = fields.text("model", _MODEL_CHARS)
     if model is None:
@@ -212,6 +232,21 @@ def _take_options(
     has_usage, has_continuous_usage, ignored_stream = _take_stream_options(fields, is_stream=is_stream)
     top_k = fields.integer("top_k", -1, 2**31 - 1) or 0
     is_special = fields.flag("add_special_tokens", default=add_special_tokens)
+    n = fields.integer("n", 1, MAX_N) or 1
+    if best_of is not None and best_of < n:
+        raise RequestError(f"best_of {best_of} is less than n {n}", param="best_of")
+    if best_of is not None and best_of > n and is_stream:
+        raise RequestError("best_of over n cannot be streamed: it is known only at the end", param="best_of")
+    prompt_logprobs = fields.integer("prompt_logprobs", 0, MAX_TOP_LOGPROBS)
+    if prompt_logprobs is not None and is_stream:
+        raise RequestError("prompt_logprobs cannot be streamed: set stream to false", param="prompt_logprobs")
+    truncate = fields.integer("truncate_prompt_tokens", -1, MAX_MAX_TOKENS)
+    if truncate == 0:
+        raise RequestError("truncate_prompt_tokens must be -1 or at least 1, got 0", param="truncate_prompt_tokens")
+    allowed_token_ids = _take_token_ids(fields, "allowed_token_ids", MAX_ALLOWED_TOKEN_IDS)
+    wish = take_wish(fields)
+    if wish is not None and allowed_token_ids:
+        raise RequestError(f"allowed_token_ids and {wish.param} cannot be combined", param="allowed_token_ids")
     return Options(
         model=model,
         is_stream=is_stream,
@@ -219,7 +254,7 @@ def _take_options(
         has_continuous_usage=has_continuous_usage,
         max_tokens=max_tokens,
         min_tokens=min_tokens,
-        n=fields.integer("n", 1, MAX_N) or 1,
+        n=n,
         stops=_take_stops(fields),
         stop_token_ids=_take_token_ids(fields, "stop_token_ids", MAX_STOP_TOKEN_IDS),
         ignore_eos=fields.flag("ignore_eos"),
@@ -236,7 +271,14 @@ def _take_options(
         priority=_take_priority(fields),
         cache_salt=fields.text("cache_salt", 256) or "",
         add_special_tokens=is_special,
-        ignored_fields=fields.unknown() + ignored_stream,
+        skip_special_tokens=fields.flag("skip_special_tokens", default=True),
+        has_stop_in_output=fields.flag("include_stop_str_in_output"),
+        allowed_token_ids=allowed_token_ids,
+        prompt_logprobs=prompt_logprobs,
+        truncate_prompt_tokens=None if truncate is None else max(truncate, 0),
+        best_of=best_of or n,
+        wish=wish,
+        ignored_fields=ignored + fields.unknown() + ignored_stream,
     )
 
 
@@ -329,20 +371,6 @@ def _take_prompts(fields: Fields) -> list[str] | list[list[int]]:
     return ids
 
 
-def _take_tools(fields: Fields) -> list[dict[str, object]] | None:
-    tools = parse_tools(fields)
-    choice = fields.take("tool_choice")
-    if choice is None or choice == "auto":
-        return tools
-    if choice == "none":
-        return None
-    if choice != "required" and not isinstance(choice, dict):
-        raise fields.wrong("tool_choice", choice, '"none", "auto", "required" or an object that names a function')
-    if not tools:
-        raise RequestError("tool_choice asks for a tool but tools is empty", param="tool_choice")
-    raise _unsupported("tool_choice", 'use "auto" or "none"')
-
-
 def _take_template_values(fields: Fields) -> dict[str, str | int | float | bool]:
     values = fields.mapping("chat_template_kwargs") or {}
     checked: dict[str, str | int | float | bool] = {}
@@ -373,9 +401,6 @@ def _refuse_unsupported(fields: Fields) -> None:
     for name, value in sorted(fields.take_all(_UNSUPPORTED.keys()).items()):
         if not any(value == harmless and type(value) is type(harmless) for harmless in _UNSUPPORTED[name]):
             raise _unsupported(name)
-    response_format = fields.mapping("response_format")
-    if response_format is not None and response_format.get("type") != "text":
-        raise _unsupported("response_format", 'only {"type": "text"} is')
 
 
 def _unsupported(name: str, what_to_do: str = "leave it out") -> RequestError:

@@ -13,6 +13,11 @@ HEADERS: Final[tuple[tuple[bytes, bytes], ...]] = (
 )
 
 
+def event(name: bytes, payload: bytes) -> bytes:
+    """Gives the frame of one JSON payload under an event's name."""
+    return b"event: " + name + b"\ndata: " + payload + b"\n\n"
+
+
 def data(payload: bytes) -> bytes:
     """Gives the frame of one JSON payload (which holds no raw line break)."""
     return b"data: " + payload + b"\n\n"

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -24,11 +25,13 @@ from headrace.gateway.pipeline import Pipeline
 from headrace.observe.exposition import CONTENT_TYPE, expose
 from headrace.observe.process import WorkerMeter, note_process
 from headrace.protocol.answers import error_body
+from headrace.protocol.anthropic import parse_message
 from headrace.protocol.openai import parse_chat, parse_completion
 from headrace.replica.port import Readiness
-from headrace.server.edge import Edge
+from headrace.server.edge import Edge, Handler
 from headrace.server.exchange import error_headers
-from headrace.server.generate import GenerateEndpoint, StreamSettings
+from headrace.server.generate import GenerateEndpoint, StreamSettings, anthropic_writer, speak_anthropic
+from headrace.server.tokens import JsonEndpoint, TokenPages
 
 OWNER: Final = "headrace"
 
@@ -51,23 +54,25 @@ def public_app(state: FrontState) -> Edge:
     """Makes the application of the public listeners."""
     pages = _Pages(state)
 
-    def endpoint(name: str, kind: str) -> GenerateEndpoint:
-        is_chat = kind == "chat"
-        return GenerateEndpoint(
-            name,
-            "chat" if is_chat else "completion",
-            parse_chat if is_chat else parse_completion,
-            pipeline=state.pipeline,
-            recorder=state.recorder,
-            settings=state.settings,
-            executor=state.executor,
-        )
-
-    handlers = {
-        "/v1/chat/completions": endpoint("chat", "chat"),
-        "/v1/completions": endpoint("completions", "completion"),
+    endpoint = partial(
+        GenerateEndpoint,
+        pipeline=state.pipeline,
+        recorder=state.recorder,
+        settings=state.settings,
+        executor=state.executor,
+    )
+    tokens = TokenPages(state.pipeline)
+    max_bytes = state.settings.max_body_bytes
+    handlers: dict[str, Handler] = {
+        "/v1/chat/completions": endpoint("chat", parse_chat),
+        "/v1/completions": endpoint("completions", parse_completion),
+        "/v1/messages": endpoint("messages", parse_message, anthropic_writer, prepare=speak_anthropic),
+        "/v1/messages/count_tokens": JsonEndpoint(tokens.count_message, max_bytes, speak_anthropic),
+        "/tokenize": JsonEndpoint(tokens.tokenize, max_bytes),
+        "/detokenize": JsonEndpoint(tokens.detokenize, max_bytes),
     }
     routes = [
+        Route("/tokenizer_info", pages.tokenizer_info),
         Route("/v1/models", pages.models),
         Route("/v1/models/{model:path}", pages.model),
         *_common_routes(pages),
@@ -91,7 +96,7 @@ def _common_routes(pages: _Pages) -> list[Route]:
     ]
 
 
-def _edge(state: FrontState, handlers: dict[str, GenerateEndpoint], routes: list[Route]) -> Edge:
+def _edge(state: FrontState, handlers: dict[str, Handler], routes: list[Route]) -> Edge:
     app = Starlette(routes=routes, exception_handlers={HTTPException: _refuse, HeadraceError: _answer_error})
     app.router.redirect_slashes = False
     paths = frozenset(route.path for route in routes)
@@ -128,6 +133,10 @@ class _Pages:
             "parent": None,
             "max_model_len": None if identity is None else pipeline.context_tokens(identity),
         }
+
+    async def tokenizer_info(self, _request: Request) -> Response:
+        """``GET /tokenizer_info``."""
+        return _json(TokenPages(self._state.pipeline).info())
 
     async def health(self, _request: Request) -> Response:
         """``GET /health``: 200 when a request would be taken."""

@@ -48,6 +48,8 @@ class Exchange:
         self.status: int | None = None
         self.is_gone = False
         self.is_complete = False
+        self.error_body: Callable[[HeadraceError, str], bytes] = error_body
+        self.error_frame: Callable[[HeadraceError, str], bytes] = _error_frame
         self._receive = receive
         self._send = send
         self._is_body_read = False
@@ -144,7 +146,7 @@ class Exchange:
 
     async def answer_error(self, error: HeadraceError, headers: Headers = ()) -> None:
         """Sends an error as the whole answer, and closes the connection where the request was not read to its end."""
-        body = error_body(error, self.request_id)
+        body = self.error_body(error, self.request_id)
         out = [*headers, *error_headers(error)]
         status = error.http_status
         must_close = status in (408, 413) or (self.method == "POST" and not self._is_body_read)
@@ -184,7 +186,7 @@ class Exchange:
         """Ends a begun stream with an error frame, and closes the connection."""
         if self.connection is not None:
             self.connection.close_after_answer()
-        await self.end_stream(sse.data(error_body(error, self.request_id)))
+        await self.end_stream(self.error_frame(error, self.request_id))
 
     async def _begin(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         assert self.status is None, "an answer begins once"
@@ -226,6 +228,10 @@ def error_headers(error: HeadraceError) -> list[tuple[bytes, bytes]]:
     elif error.http_status >= 500 or error.http_status in (408, 422):
         headers.append((b"x-should-retry", b"false"))
     return headers
+
+
+def _error_frame(error: HeadraceError, request_id: str) -> bytes:
+    return sse.data(error_body(error, request_id))
 
 
 def _too_large(max_bytes: int) -> PayloadTooLarge:

@@ -29,6 +29,7 @@ from headrace.base.log import get_log, setup_log
 from headrace.base.process import die_with_parent, read_inherited
 from headrace.base.recorder import Recorder
 from headrace.gateway.deadlines import Deadlines
+from headrace.gateway.grammars import GrammarGate
 from headrace.gateway.kit import load_kit
 from headrace.gateway.ledger import Ledger
 from headrace.gateway.pipeline import Limits, Pipeline
@@ -81,6 +82,7 @@ class Front:
         self.recorder = Recorder()
         self.deadlines = Deadlines(self.clock)
         self._executor = ThreadPoolExecutor(_RENDER_THREADS, thread_name_prefix="render")
+        self._grammars = GrammarGate()
         self.replica = LocalReplica(
             launch.worker_socket_path,
             clock=self.clock,
@@ -90,6 +92,7 @@ class Front:
             replica=self.replica,
             kit=kit,
             renderer=Renderer(kit, self._executor),
+            grammars=self._grammars,
             deadlines=self.deadlines,
             ledger=Ledger(self.recorder, self.clock),
             clock=self.clock,
@@ -159,6 +162,7 @@ class Front:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
             self._executor.shutdown(wait=False, cancel_futures=True)
+            self._grammars.close()
             _log.info("front_stopped", index=self._launch.index)
 
     async def drain(self, hurry: asyncio.Event) -> bool:

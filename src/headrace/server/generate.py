@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Protocol
 
 from headrace.base.errors import HeadraceError
 from headrace.base.ids import new_id
@@ -22,7 +22,10 @@ from headrace.gateway.deadlines import Deadline
 from headrace.gateway.ledger import Record
 from headrace.gateway.pipeline import Pipeline, Run
 from headrace.protocol import sse
-from headrace.protocol.answers import AnswerWriter, Piece, TokenEntry
+from headrace.protocol.answers import AnswerWriter, Choice, Writer
+from headrace.protocol.anthropic_answers import MessageWriter
+from headrace.protocol.anthropic_answers import error_body as anthropic_error
+from headrace.protocol.anthropic_answers import error_frame as anthropic_error_frame
 from headrace.protocol.openai import GenerateRequest
 from headrace.server.connection import SLOW_CLIENT
 from headrace.server.exchange import BODY_IDLE_S, CLIENT_CLOSED, ClientGoneError, Exchange
@@ -44,29 +47,58 @@ class StreamSettings:
     body_idle_s: float = BODY_IDLE_S
 
 
+class MakeWriter(Protocol):
+    """Makes the writer of one answer."""
+
+    def __call__(self, request: GenerateRequest, run: Run, created_s: int, fingerprint: str) -> Writer:
+        """Makes it, when the request has been submitted or is about to be."""
+        ...
+
+
+def openai_writer(request: GenerateRequest, run: Run, created_s: int, fingerprint: str) -> Writer:
+    """Makes the writer of a chat or text completion."""
+    options = request.options
+    answer_id = new_id("chatcmpl" if request.kind == "chat" else "cmpl")
+    return AnswerWriter(request.kind, answer_id, created_s, options.model, fingerprint, has_usage=options.has_usage)
+
+
+def anthropic_writer(request: GenerateRequest, run: Run, created_s: int, fingerprint: str) -> Writer:
+    """Makes the writer of a message."""
+    return MessageWriter(new_id("msg"), request.options.model, lambda: run.usage)
+
+
+def speak_anthropic(exchange: Exchange) -> None:
+    """Makes an exchange's errors Anthropic's."""
+    exchange.error_body = anthropic_error
+    exchange.error_frame = anthropic_error_frame
+
+
 class GenerateEndpoint:
     """One generating endpoint.
 
     Args:
         name: for metrics and logs.
-        kind: shape of its answers.
         parse: reads its body.
+        make_writer: writes its answers.
         executor: where large bodies are parsed.
+        prepare: called with each exchange first, to set the shape of its errors.
     """
 
     def __init__(
         self,
         name: str,
-        kind: Literal["chat", "completion"],
         parse: Callable[[bytes], GenerateRequest],
+        make_writer: MakeWriter = openai_writer,
         *,
         pipeline: Pipeline,
         recorder: Recorder,
         settings: StreamSettings,
         executor: Executor,
+        prepare: Callable[[Exchange], None] = lambda _: None,
     ) -> None:
+        self._prepare = prepare
         self._name = name
-        self._kind: Literal["chat", "completion"] = kind
+        self._make_writer = make_writer
         self._parse = parse
         self._pipeline = pipeline
         self._recorder = recorder
@@ -76,6 +108,7 @@ class GenerateEndpoint:
 
     async def __call__(self, exchange: Exchange) -> None:
         """Answers one request, and settles it exactly once."""
+        self._prepare(exchange)
         record = self._pipeline.ledger.open(exchange.request_id, self._name)
         task = asyncio.current_task()
         assert task is not None
@@ -131,33 +164,18 @@ class GenerateEndpoint:
 
     async def _answer(self, exchange: Exchange, run: Run, headers: list[tuple[bytes, bytes]]) -> None:
         await run.open()
-        texts: list[list[str]] = [[] for _ in range(run.num_choices)]
-        entries: list[list[TokenEntry]] = [[] for _ in range(run.num_choices)]
-        reasons: list[str | None] = [None] * run.num_choices
+        choices = [Choice(index) for index in range(run.num_choices)]
         while pieces := await run.take():
             for piece in pieces:
-                texts[piece.index].append(piece.text)
-                if piece.entries:
-                    entries[piece.index] += piece.entries
-                reasons[piece.index] = piece.finish_reason or reasons[piece.index]
+                choices[piece.index].add(piece)
         has_logprobs = run.request.options.num_logprobs is not None
-        whole = [
-            Piece(index, "".join(texts[index]), entries[index] if has_logprobs else None, reasons[index])
-            for index in range(run.num_choices)
-        ]
-        await exchange.answer(200, self._writer(run).whole(whole, run.usage), headers)
+        body = self._writer(run).whole(run.chosen(choices), run.usage, has_logprobs=has_logprobs)
+        await exchange.answer(200, body, headers)
 
-    def _writer(self, run: Run) -> AnswerWriter:
+    def _writer(self, run: Run) -> Writer:
         identity = self._pipeline.replica.identity
-        options = run.request.options
-        return AnswerWriter(
-            self._kind,
-            new_id("chatcmpl" if self._kind == "chat" else "cmpl"),
-            int(self._pipeline.clock.wall_s()),
-            options.model,
-            "hr-" + (identity.model_digest[:16] if identity is not None else "none"),
-            has_usage=options.has_usage,
-        )
+        fingerprint = "hr-" + (identity.model_digest[:16] if identity is not None else "none")
+        return self._make_writer(run.request, run, int(self._pipeline.clock.wall_s()), fingerprint)
 
     def _note_ignored(self, names: tuple[str, ...]) -> list[tuple[bytes, bytes]]:
         """Counts unknown fields, logs each set of names once, and gives the header that lists them."""
@@ -178,7 +196,7 @@ class _Stream:
         self,
         exchange: Exchange,
         run: Run,
-        writer: AnswerWriter,
+        writer: Writer,
         pipeline: Pipeline,
         settings: StreamSettings,
         headers: list[tuple[bytes, bytes]],
@@ -221,19 +239,15 @@ class _Stream:
             for piece in pieces:
                 if piece.index not in self._opened:
                     self._opened.add(piece.index)
-                    role = self._writer.role(piece.index)
-                    if role:
-                        parts.append(sse.data(role))
-                parts += map(sse.data, self._writer.chunks(piece, None if is_plain else run.usage))
+                    parts.append(self._writer.opening(piece.index))
+                parts.append(self._writer.say(piece, None if is_plain else run.usage))
             if self._beat is not None and not self._beat.done():
                 await self._beat
             if not exchange.has_begun:
                 await exchange.begin_stream(self._headers)
                 self._restart_timer()
             if run.is_finished:
-                if run.request.options.has_usage:
-                    parts.append(sse.data(self._writer.usage(run.usage)))
-                parts.append(sse.DONE)
+                parts.append(self._writer.ending(run.usage))
                 await exchange.end_stream(b"".join(parts))
                 return
             await exchange.write(b"".join(parts))

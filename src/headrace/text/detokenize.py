@@ -22,15 +22,25 @@ class Detokenizer:
         skip_special: leave special tokens out of the text.
         is_text_start: the ids begin a text of their own, as a chat answer does: the space that a SentencePiece-like
             vocabulary writes before a first word is dropped. A completion goes on from its prompt and keeps it.
+        kept_ids: special tokens that stay in the text all the same.
 
     Cost: about 1 µs a token.
     """
 
     __slots__ = ("_decoder", "_has_prefix_ahead", "_skipped", "_tokenizer")
 
-    def __init__(self, tokenizer: Tokenizer, *, skip_special: bool = True, is_text_start: bool = True) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        skip_special: bool = True,
+        is_text_start: bool = True,
+        kept_ids: frozenset[int] = frozenset(),
+    ) -> None:
         self._tokenizer = tokenizer
         self._skipped = tokenizer.special_ids if skip_special else frozenset[int]()
+        if kept_ids & self._skipped:
+            self._skipped -= kept_ids
         self._has_prefix_ahead = is_text_start and tokenizer.has_space_prefix
         self._decoder = _new_utf8_decoder("replace")
 

@@ -188,7 +188,7 @@ class Tokenizer:
         """Encodes ``text`` as ``encode`` does, but spends little on one that cannot fit.
 
         Args:
-            limit_tokens: the most tokens that are of use.
+            limit_tokens: the most tokens that are of use: the model's context.
             param: the request's field, for the error.
 
         Raises:
@@ -227,8 +227,8 @@ class Tokenizer:
 
 def _too_long(text: str, num_tokens: int, limit_tokens: int, param: str) -> ContextLengthError:
     return ContextLengthError(
-        f"This model's maximum context length leaves {limit_tokens} tokens for {param}, but its {len(text)} characters "
-        f"are at least {num_tokens} tokens: shorten it",
+        f"This model's maximum context length is {limit_tokens} tokens. However, your {param} has at least "
+        f"{num_tokens} tokens in {len(text)} characters: shorten the {param}.",
         param=param,
     )
 

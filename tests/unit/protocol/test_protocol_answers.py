@@ -9,7 +9,7 @@ import pytest
 
 from headrace.base.errors import ContextLengthError, OverloadedError
 from headrace.protocol import sse
-from headrace.protocol.answers import AnswerWriter, Piece, TokenEntry, TopToken, Usage, error_body
+from headrace.protocol.answers import AnswerWriter, Choice, Piece, TokenEntry, TopToken, Usage, error_body
 
 AWKWARD = 'quote " back \\ line \n tab \t percent %d %% \u2028 \U0001f600 \x00'
 
@@ -71,7 +71,10 @@ def test_text_completions_have_no_role_chunk() -> None:
 def test_legacy_alternatives_hold_the_chosen_token_too() -> None:
     entry = TokenEntry("c", -3.0, [99], [TopToken("a", -1.0, [97]), TopToken("b", -2.0, [98])], 0, 1)
 
-    answer = json.loads(writer("completion").whole([Piece(0, "c", [entry], "stop")], Usage(1, 1, 0)))
+    choice = Choice(0)
+    choice.add(Piece(0, "c", [entry], "stop"))
+
+    answer = json.loads(writer("completion").whole([choice], Usage(1, 1, 0), has_logprobs=True))
 
     assert answer["choices"][0]["logprobs"]["top_logprobs"] == [{"a": -1.0, "b": -2.0, "c": -3.0}]
 

@@ -76,12 +76,8 @@ def test_a_wrong_value_is_a_400_that_names_its_field(name: str, value: Any) -> N
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("audio", {"voice": "x"}), ("functions", [{}]), ("function_call", "auto"), ("guided_json", {}),
-        ("guided_regex", "a"), ("guided_choice", ["a"]), ("guided_grammar", "a"), ("structured_outputs", {"json": {}}),
-        ("response_format", {"type": "json_object"}), ("response_format", {"type": "json_schema", "json_schema": {}}),
-        ("modalities", ["text", "audio"]), ("bad_words", ["x"]), ("allowed_token_ids", [1]), ("prompt_logprobs", 1),
-        ("truncate_prompt_tokens", 5), ("continue_final_message", True), ("use_beam_search", True), ("echo", True),
-        ("length_penalty", 0.5), ("include_stop_str_in_output", True), ("skip_special_tokens", False),
+        ("audio", {"voice": "x"}), ("functions", [{}]), ("function_call", "auto"), ("structural_tag", "{}"),
+        ("modalities", ["text", "audio"]), ("bad_words", ["x"]), ("use_beam_search", True), ("length_penalty", 0.5),
         ("web_search_options", {}), ("documents", [{}]), ("chat_template", "{{ x }}"), ("api_base", "x"),
         ("trust_remote_code", True), ("return_token_ids", True),
     ],
@@ -172,12 +168,40 @@ def test_messages_come_in_the_form_that_templates_expect() -> None:
 def test_tool_choice_needs_tools() -> None:
     assert refusal(tool_choice="required").param == "tool_choice"
     assert refusal(tool_choice={"type": "function", "function": {"name": "x"}}).param == "tool_choice"
-    assert refusal(tools=[TOOL], tool_choice="required").stable_code == "unsupported_parameter"
+    named = {"type": "function", "function": {"name": "nobody"}}
+    assert refusal(tools=[TOOL], tool_choice=named).param == "tool_choice"
+    assert refusal(tools=[TOOL, TOOL]).param == "tools"
 
 
 def test_tools_are_hidden_from_the_template_when_none_may_be_called() -> None:
     assert chat(tools=[TOOL], tool_choice="none").tools is None
-    assert chat(tools=[TOOL]).tools == [TOOL]
+    assert chat(tools=[TOOL]).tools.tools == [TOOL]
+
+
+@pytest.mark.parametrize(
+    ("choice", "is_forced", "is_parallel"),
+    [
+        pytest.param("auto", False, True, id="auto"),
+        pytest.param("required", True, True, id="required"),
+        pytest.param({"type": "function", "function": {"name": "set_lamp"}}, True, False, id="named"),
+        pytest.param(
+            {
+                "type": "allowed_tools",
+                "allowed_tools": {"mode": "required", "tools": [{"function": {"name": "set_lamp"}}]},
+            },
+            True, True, id="allowed",
+        ),
+    ],
+)  # fmt: skip
+def test_a_choice_says_which_tools_may_be_called(choice: Any, is_forced: bool, is_parallel: bool) -> None:
+    other = {"type": "function", "function": {"name": "other"}}
+
+    use = chat(tools=[TOOL, other], tool_choice=choice).tools
+
+    assert (use.is_forced, use.is_parallel) == (is_forced, is_parallel)
+    assert use.tools == [TOOL, other]
+    assert use.callable_tools == ([TOOL, other] if isinstance(choice, str) else [TOOL])
+    assert not chat(tools=[TOOL], parallel_tool_calls=False).tools.is_parallel
 
 
 @pytest.mark.parametrize(
@@ -234,11 +258,13 @@ def test_zero_tokens_are_legal_with_echo_only() -> None:
         completion(max_tokens=0)
 
 
-def test_best_of_over_n_is_refused_and_equal_is_taken() -> None:
+@pytest.mark.parametrize("fields", [{"best_of": 1, "n": 2}, {"best_of": 3, "stream": True}, {"best_of": 9}], ids=str)
+def test_a_best_of_that_cannot_be_kept_is_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(RequestError) as caught:
-        completion(best_of=3, n=2)
+        completion(**fields)
 
-    assert (caught.value.param, caught.value.stable_code) == ("best_of", "unsupported_parameter")
+    assert caught.value.param == "best_of"
+    assert completion(best_of=3, n=2).options.best_of == 3
     assert completion(best_of=2, n=2).options.ignored_fields == ()
 
 

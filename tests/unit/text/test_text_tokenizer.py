@@ -163,7 +163,7 @@ def test_encode_within_gives_the_same_ids_up_to_the_limit(byte_level: Tokenizer)
     ids = byte_level.encode(text, add_special=True)
 
     assert byte_level.encode_within(text, add_special=True, limit_tokens=len(ids), param="prompt") == ids
-    with pytest.raises(ContextLengthError, match=f"leaves {len(ids) - 1} tokens.*least {len(ids)} tokens"):
+    with pytest.raises(ContextLengthError, match=f"length is {len(ids) - 1} tokens.*least {len(ids)} tokens"):
         byte_level.encode_within(text, add_special=True, limit_tokens=len(ids) - 1, param="prompt")
 
 

@@ -1,0 +1,135 @@
+"""Endpoints that answer with tokens and not with text: tokenize, detokenize, and Anthropic's count_tokens."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Final, Protocol
+
+import msgspec
+
+from headrace.base.errors import HeadraceError, RequestError
+from headrace.gateway.pipeline import Pipeline
+from headrace.protocol.anthropic import parse_count
+from headrace.protocol.fields import Fields
+from headrace.protocol.openai import MAX_TOKEN_ID, ChatRequest, chat_from_values
+from headrace.protocol.strict_json import decode_object
+from headrace.server.exchange import Exchange
+
+# Texts longer than the context are told their length too, up to this many contexts.
+_TEXT_RATIO: Final = 8
+_MAX_TEXT: Final = 2**26
+_MAX_IDS: Final = 2**20
+
+
+class _Answer(Protocol):
+    async def __call__(self, body: bytes) -> object:
+        """Gives what to answer to a body."""
+        ...
+
+
+class JsonEndpoint:
+    """An endpoint that turns one JSON body into another.
+
+    Args:
+        answer: does it.
+        max_body_bytes: the largest body.
+        prepare: called with each exchange first, to set the shape of its errors.
+    """
+
+    def __init__(
+        self, answer: _Answer, max_body_bytes: int, prepare: Callable[[Exchange], None] = lambda _: None
+    ) -> None:
+        self._answer = answer
+        self._max_body_bytes = max_body_bytes
+        self._prepare = prepare
+
+    async def __call__(self, exchange: Exchange) -> None:
+        """Answers one request."""
+        self._prepare(exchange)
+        try:
+            value = await self._answer(await exchange.read_body(self._max_body_bytes))
+            await exchange.answer(200, msgspec.json.encode(value))
+        except HeadraceError as error:
+            await exchange.answer_error(error)
+
+
+class TokenPages:
+    """What the endpoints answer."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline
+
+    async def tokenize(self, body: bytes) -> object:
+        """``POST /tokenize``: a prompt's or a conversation's token ids (vLLM's form; llama.cpp's ``content`` too)."""
+        fields = Fields(decode_object(body))
+        context_tokens = self._check_model(fields)
+        has_texts = fields.flag("return_token_strs") or fields.flag("with_pieces")
+        prompt = fields.text("prompt", _MAX_TEXT)
+        if prompt is None:
+            prompt = fields.text("content", _MAX_TEXT)
+        if prompt is not None:
+            add_special = fields.flag("add_special_tokens", default=fields.flag("add_special", default=True))
+            ids = await self._pipeline.renderer.encode(
+                prompt, add_special=add_special, limit_tokens=_TEXT_RATIO * context_tokens
+            )
+        elif fields.take("messages") is not None:
+            ids = await self._render(chat_from_values({"model": "", **decode_object(body)}), context_tokens)
+        else:
+            raise RequestError("prompt or messages is required", param="prompt", code="missing_required")
+        tokenizer = self._pipeline.kit.tokenizer
+        texts = [tokenizer.token_bytes(index).decode("utf-8", "replace") for index in ids] if has_texts else None
+        return {"count": len(ids), "max_model_len": context_tokens, "tokens": ids, "token_strs": texts}
+
+    async def detokenize(self, body: bytes) -> object:
+        """``POST /detokenize``: the text of token ids, special tokens written out."""
+        fields = Fields(decode_object(body))
+        self._check_model(fields)
+        items = fields.items("tokens", _MAX_IDS)
+        if items is None:
+            raise fields.missing("tokens")
+        ids = [item for item in items if type(item) is int and 0 <= item <= MAX_TOKEN_ID]
+        identity = self._pipeline.check_ready()
+        if len(ids) != len(items) or any(token >= identity.vocab_size for token in ids):
+            raise RequestError(
+                f"tokens must hold token ids of this model, from 0 to {identity.vocab_size - 1}", param="tokens"
+            )
+        stream = self._pipeline.kit.text_stream(is_text_start=True, skip_special=False)
+        text = stream.push(ids) + stream.flush()
+        return {"prompt": text, "content": text}
+
+    async def count_message(self, body: bytes) -> object:
+        """``POST /v1/messages/count_tokens``."""
+        request = parse_count(body)
+        self._pipeline.check_model(request.options.model)
+        identity = self._pipeline.check_ready()
+        return {"input_tokens": len(await self._render(request, self._pipeline.context_tokens(identity)))}
+
+    def info(self) -> dict[str, object]:
+        """Gives what ``GET /tokenizer_info`` answers."""
+        pipeline = self._pipeline
+        identity = pipeline.check_ready()
+        kit = pipeline.kit
+        marks = kit.dialect.marks
+        return {
+            "model": pipeline.served_names[0],
+            "vocab_size": identity.vocab_size,
+            "max_model_len": pipeline.context_tokens(identity),
+            "special_tokens": kit.special_tokens,
+            "eos_token_ids": identity.eos_token_ids,
+            "has_chat_template": kit.has_chat_template,
+            "tool_format": kit.dialect.form.name,
+            "reasoning_marks": None if marks is None else [marks.opening, marks.closing],
+        }
+
+    def _check_model(self, fields: Fields) -> int:
+        model = fields.text("model", 256)
+        if model is not None:
+            self._pipeline.check_model(model)
+        return self._pipeline.context_tokens(self._pipeline.check_ready())
+
+    async def _render(self, request: ChatRequest, context_tokens: int) -> list[int]:
+        options = dataclasses.replace(request.options, truncate_prompt_tokens=None)
+        request = dataclasses.replace(request, options=options)
+        (prompt,) = await self._pipeline.renderer.render(request, _TEXT_RATIO * context_tokens)
+        return prompt.ids
