@@ -101,3 +101,12 @@ class Keys:
             raise self.refuse(key, f"must have at most {most} entries")
         one = [Keys(self.source, {key: item}, self.prefix).integer(key, low, high) for item in items]
         return tuple(dict.fromkeys(one))
+
+    def sequence(self, key: str, length: int) -> tuple[Keys, ...] | None:
+        """Returns the entries of a list of exactly ``length``, each to be read under the key ``""``; None if absent."""
+        if not self.has(key):
+            return None
+        value = self.values[key]
+        if not isinstance(value, Sequence | np.ndarray) or isinstance(value, str | bytes) or len(value) != length:
+            raise self.refuse(key, f"must be a list of {length} entries")
+        return tuple(Keys(self.source, {"": item}, f"{self.prefix}{key}[{index}]") for index, item in enumerate(value))

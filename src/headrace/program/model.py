@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from headrace.program.opcodes import Activation, Norm
+
 
 class Architecture(StrEnum):
     """Which of the three classes a model belongs to (the words of ``inference_engine.architecture``)."""
@@ -19,29 +21,35 @@ class Architecture(StrEnum):
 
 
 class RopeKind(StrEnum):
-    """How rotary frequencies are scaled. FACTORS divides each frequency by its own given factor (GGUF rope_freqs)."""
+    """How rotary frequencies are scaled.
+
+    FACTORS divides each frequency by its own given factor (GGUF rope_freqs). LONGROPE does so with one set of factors
+    where at most the original context is served, and with another where more is (Phi-3 and 4).
+    """
 
     DEFAULT = "default"
     LINEAR = "linear"
     LLAMA3 = "llama3"
     YARN = "yarn"
     FACTORS = "factors"
+    LONGROPE = "longrope"
 
 
 @dataclass(frozen=True, slots=True)
 class RopeSpec:
-    """Rotary embedding over the whole head, half-split pairing (element i turns with i + D/2).
+    """Rotary embedding of the first R elements of a head, half-split pairing (element i turns with i + R/2).
 
     Args:
         theta: base of the frequencies.
         kind: scaling; the fields below are read only by the kinds named.
         factor: linear, llama3, yarn: how many times longer the context became.
-        original_context_tokens: llama3, yarn: context before scaling.
+        original_context_tokens: llama3, yarn, longrope: context before scaling.
         low_freq_factor, high_freq_factor: llama3: wavelength limits as parts of the original context.
         beta_fast, beta_slow: yarn: turns within the original context where the ramp starts and ends.
         is_truncated: yarn: ramp limits are rounded outwards to whole dimensions.
-        attention_factor: multiplies both cosine and sine (yarn's mscale; 1 for the other kinds).
-        factors: factors: divisors of the D/2 frequencies.
+        attention_factor: multiplies both cosine and sine (yarn's mscale, longrope's; 1 for the other kinds).
+        factors: factors, longrope: divisors of the R/2 frequencies.
+        long_factors: longrope: those of contexts beyond the original one.
     """
 
     theta: float
@@ -55,6 +63,7 @@ class RopeSpec:
     is_truncated: bool = True
     attention_factor: float = 1.0
     factors: tuple[float, ...] = ()
+    long_factors: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +71,10 @@ class LayerSpec:
     """One layer's own shape.
 
     Args:
-        hidden: width of the gated MLP.
+        hidden: width of the MLP, or of one expert.
         window: last positions that attention sees, 0 for all.
+        rope: None for a layer that knows no positions.
+        experts: routed MLPs, 0 for a plain one.
     """
 
     heads: int
@@ -71,6 +82,8 @@ class LayerSpec:
     head_size: int
     hidden: int
     window: int
+    rope: RopeSpec | None = None
+    experts: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +95,22 @@ class ModelSpec:
         architecture: one of the three classes.
         layers: number of blocks.
         width: elements of the residual stream.
-        hidden: width of the gated MLP.
+        hidden: width of the MLP, or of one expert.
         context_tokens: positions the model was made for; a request's prompt and output together stay below.
         window: last positions that attention sees, 0 for all.
         has_attention_bias, has_output_bias, has_mlp_bias: q/k/v, o, and gate/up/down products add a bias vector.
         attention_scale: multiplies the scores; None is 1/√head_size.
+        attention_softcap, logit_softcap: tanh caps of scores and logits, 0 for none.
+        norm: of the residual stream; LAYER has a bias.
+        activation: of the MLP, or of its gate.
+        is_gated: the MLP is activation(gate) × up instead of activation(up).
+        has_qk_norm: an RMS norm of every q and k head before RoPE.
+        has_output_norms: what attention and MLP give is normed before it is added (Gemma).
+        has_learned_positions: a table of context_tokens rows is added to the embedding.
+        embed_scale: multiplies the embedding.
+        rotary_size: elements of a head that turn, 0 for all.
+        experts, top_k: routed MLPs of a layer, and how many of them a row takes; 0 for a plain MLP.
+        is_renormalised: the shares of a row's experts are divided by their sum.
         per_layer: empty when all layers are alike.
     """
 
@@ -110,10 +134,23 @@ class ModelSpec:
     has_output_bias: bool = False
     has_mlp_bias: bool = False
     attention_scale: float | None = None
+    attention_softcap: float = 0.0
+    logit_softcap: float = 0.0
+    norm: Norm = Norm.RMS
+    activation: Activation = Activation.SILU
+    is_gated: bool = True
+    has_qk_norm: bool = False
+    has_output_norms: bool = False
+    has_learned_positions: bool = False
+    embed_scale: float = 1.0
+    rotary_size: int = 0
+    experts: int = 0
+    top_k: int = 0
+    is_renormalised: bool = False
     per_layer: tuple[LayerSpec, ...] = ()
 
     def layer(self, index: int) -> LayerSpec:
         """Returns the shape of layer ``index``."""
         if self.per_layer:
             return self.per_layer[index]
-        return LayerSpec(self.heads, self.kv_heads, self.head_size, self.hidden, self.window)
+        return LayerSpec(self.heads, self.kv_heads, self.head_size, self.hidden, self.window, self.rope, self.experts)

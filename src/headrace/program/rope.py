@@ -21,13 +21,15 @@ def _f32(value: NDArray[np.floating]) -> NDArray[np.float32]:
     return np.asarray(value, np.float32)
 
 
-def inverse_frequencies(rope: RopeSpec, rotary_size: int) -> NDArray[np.float32]:
+def inverse_frequencies(rope: RopeSpec, rotary_size: int, positions: int) -> NDArray[np.float32]:
     """Returns the scaled angle per position of each pair, ``[rotary_size / 2]`` f32.
 
     Args:
         rotary_size: elements of a head that turn, even; the whole head or its first part.
+        positions: how many are served; longrope has other frequencies beyond the original context.
 
-    Source: Peng et al., YaRN (arXiv 2309.00071); the Llama 3.1 rule as published with that model.
+    Source: Peng et al., YaRN (arXiv 2309.00071); Ding et al., LongRoPE (arXiv 2402.13753); the Llama 3.1 rule as
+    published with that model.
     """
     exponents = np.arange(0, rotary_size, 2, dtype=np.float32) / np.float32(rotary_size)
     periods: NDArray[np.float32] = np.power(np.float32(rope.theta), exponents, dtype=np.float32)
@@ -40,6 +42,11 @@ def inverse_frequencies(rope: RopeSpec, rotary_size: int) -> NDArray[np.float32]
         case RopeKind.FACTORS:
             factors: NDArray[np.float32] = np.array(rope.factors, np.float32)
             return _f32(plain / factors)
+        case RopeKind.LONGROPE:
+            is_long = positions > rope.original_context_tokens
+            return _f32(
+                np.float32(1.0) / (np.array(rope.long_factors if is_long else rope.factors, np.float32) * periods)
+            )
         case RopeKind.LLAMA3:
             return _llama3(rope, plain)
         case RopeKind.YARN:
@@ -90,7 +97,7 @@ def rope_table(rope: RopeSpec, rotary_size: int, positions: int) -> NDArray[np.f
     Cost: 4 × positions × rotary_size bytes.
     """
     half = rotary_size // 2
-    frequencies = inverse_frequencies(rope, rotary_size)
+    frequencies = inverse_frequencies(rope, rotary_size, positions)
     table = np.empty((positions, rotary_size), np.float32)
     for start in range(0, positions, _CHUNK_POSITIONS):
         stop = min(start + _CHUNK_POSITIONS, positions)

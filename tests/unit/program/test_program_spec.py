@@ -139,9 +139,12 @@ REFUSED = [
     ({"rope_scaling": []}, "rope_scaling"),
     ({"rope_scaling": {"rope_type": "linear"}}, "factor"),
     ({"rope_scaling": {"rope_type": "linear", "factor": 0}}, "factor"),
-    ({"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}, "rope_type"),
+    ({"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}, "short_factor"),
+    ({"rope_scaling": {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [1.0]}}, "rotary factors"),
+    ({"rope_scaling": {"rope_type": "longrope", "short_factor": [0.0], "long_factor": [1.0]}}, "short_factor"),
+    ({"rope_scaling": {"rope_type": "proportional", "factor": 2.0}}, "rope_type"),
     ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 4.0, "high_freq_factor": 1.0}}, "high"),
-    ({"hidden_act": "gelu"}, "hidden_act"),
+    ({"hidden_act": "quick_gelu"}, "hidden_act"),
     ({"tie_word_embeddings": 1}, "tie_word_embeddings"),
     ({"eos_token_id": 49152}, "eos_token_id"),
     ({"eos_token_id": [[2]]}, "eos_token_id"),
@@ -163,8 +166,8 @@ def test_config_with_a_wrong_value_is_refused_by_name(change: dict[str, object],
 
 
 def test_unknown_architecture_is_refused_with_what_may_run_it() -> None:
-    with pytest.raises(ModelUnsupportedError, match="MixtralForCausalLM") as caught:
-        spec_from_config({**SMOL, "architectures": ["MixtralForCausalLM"]})
+    with pytest.raises(ModelUnsupportedError, match="MambaForCausalLM") as caught:
+        spec_from_config({**SMOL, "architectures": ["MambaForCausalLM"]})
 
     assert "--engine vllm" in str(caught.value)
     assert "LlamaForCausalLM" in str(caught.value)
@@ -234,7 +237,8 @@ GGUF_REFUSED = [
     ({"llama.rope.freq_base": float("nan")}, {}, "freq_base"),
     ({"llama.rope.dimension_count": 16}, {}, "dimension_count"),
     ({"llama.rope.scaling.type": "longrope"}, {}, "scaling.type"),
-    ({"llama.expert_count": 8}, {}, "expert_count"),
+    ({"llama.expert_count": 8}, {}, "expert_used_count"),
+    ({"llama.expert_count": 8, "llama.expert_used_count": 9}, {}, "experts per token"),
     ({"llama.attention.value_length": 64}, {}, "value_length"),
     ({"llama.vocab_size": 321}, {}, "vocab_size"),
     ({"tokenizer.ggml.tokens": ["a"] * 319}, {}, "tokens"),

@@ -20,6 +20,7 @@ LIMITS: dict[str, tuple[int, int]] = {
     "vocab_size": (2, 2**20),
     "context_tokens": (2, 2**24),
     "window": (1, 2**24),
+    "experts": (1, 1024),  # DeepSeek-V3 has 256, Qwen3-MoE 128
 }
 EPS = (1e-12, 0.1)
 THETA = (1.0 + 1e-3, 1e12)
@@ -52,10 +53,21 @@ def checked(source: str, spec: ModelSpec) -> ModelSpec:
     low, high = LIMITS["head_size"]
     if not low <= spec.head_size <= high:
         raise refuse("head size (width ÷ heads)", spec.head_size, f"must be in {low}..{high}")
-    for what, value in (("width", spec.width), ("head size", spec.head_size), ("MLP width", spec.hidden)):
+    sizes = [("width", spec.width), ("head size", spec.head_size)]
+    hidden = dict.fromkeys(spec.layer(index).hidden for index in range(spec.layers))
+    for what, value in (*sizes, *(("MLP width", value) for value in hidden)):
         if value % _MULTIPLE:
             raise ModelUnsupportedError(
                 f"{source}: {what} is {value}, this engine needs a multiple of {_MULTIPLE}", hint=HINT
             )
+    if spec.experts and not 1 <= spec.top_k <= spec.experts:
+        raise refuse("number of experts per token", spec.top_k, f"must be in 1..{spec.experts}")
+    rotary_size = spec.rotary_size or spec.head_size
+    if rotary_size > spec.head_size or rotary_size % 2:
+        raise refuse("number of rotary dimensions", rotary_size, f"must be even and at most {spec.head_size}")
+    for rope in dict.fromkeys(spec.layer(index).rope for index in range(spec.layers)):
+        for factors in () if rope is None else (rope.factors, rope.long_factors):
+            if factors and len(factors) != rotary_size // 2:
+                raise refuse("number of rotary factors", len(factors), f"must be {rotary_size // 2}")
     window = spec.window if spec.window < spec.context_tokens else 0
     return spec if window == spec.window else replace(spec, window=window)

@@ -8,6 +8,8 @@ from headrace.program.families.checks import FACTOR, LIMITS, THETA, unsupported
 from headrace.program.keys import Keys
 from headrace.program.model import RopeKind, RopeSpec
 
+_DIVISOR = (1e-6, 1e6)
+
 
 def rope_from_config(keys: Keys, context_tokens: int, default_theta: float = 10000.0) -> RopeSpec:
     """Returns the rotary spec of a model whose layers all turn alike. ``rope_scaling`` wins, as in transformers."""
@@ -51,8 +53,10 @@ def rope_from_parameters(keys: Keys, scaling: Keys | None, theta: float, context
             )
         case "yarn":
             return _yarn(keys, scaling, theta, context_tokens)
+        case "longrope":
+            return _longrope(keys, scaling, theta, context_tokens)
         case _:
-            raise unsupported(scaling, "rope_type", kind, "default, linear, dynamic, llama3, yarn")
+            raise unsupported(scaling, "rope_type", kind, "default, linear, dynamic, llama3, yarn, longrope")
 
 
 def original_context(keys: Keys, scaling: Keys, context_tokens: int) -> int:
@@ -85,4 +89,25 @@ def _yarn(keys: Keys, scaling: Keys, theta: float, context_tokens: int) -> RopeS
         beta_slow=slow,
         is_truncated=scaling.boolean("truncate", True),
         attention_factor=scaling.number("attention_factor", 1e-3, 100.0, default=inferred),
+    )
+
+
+def _longrope(keys: Keys, scaling: Keys, theta: float, context_tokens: int) -> RopeSpec:
+    original = original_context(keys, scaling, context_tokens)
+    factor = scaling.number("factor", *FACTOR, default=max(1.0, context_tokens / original))
+    inferred = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+
+    def factors(key: str) -> tuple[float, ...]:
+        value = scaling.values.get(key)
+        if not isinstance(value, list) or not 1 <= len(value) <= LIMITS["head_size"][1]:
+            raise scaling.refuse(key, "must be a list of one factor per rotary pair")
+        return tuple(item.number("", *_DIVISOR) for item in scaling.sequence(key, len(value)) or ())
+
+    return RopeSpec(
+        theta,
+        RopeKind.LONGROPE,
+        original_context_tokens=original,
+        attention_factor=scaling.number("attention_factor", 1e-3, 100.0, default=inferred),
+        factors=factors("short_factor"),
+        long_factors=factors("long_factor"),
     )

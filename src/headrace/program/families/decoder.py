@@ -7,66 +7,135 @@ from __future__ import annotations
 
 from headrace.program.builder import Builder
 from headrace.program.ir import NONE, Part, Program
-from headrace.program.model import ModelSpec
-from headrace.program.opcodes import LANES, Activation, Epilogue
+from headrace.program.model import LayerSpec, ModelSpec
+from headrace.program.opcodes import LANES, Epilogue, Norm
 
 
 def build(spec: ModelSpec) -> Program:
-    """Returns the program of one step: 5 instructions per layer between the embedding and the head."""
+    """Returns the program of one step: 4 to 7 instructions per layer between the embedding and the head."""
     b = Builder(spec)
     table = b.matrix("embed", spec.width, Part("embed", spec.vocab_size))
-    rope = NONE if spec.rope is None else b.rope("rope", spec.context_tokens, spec.head_size, spec.rope)
-    x = b.embed("x", table)
+    positions = NONE
+    if spec.has_learned_positions:
+        positions = b.matrix("positions", spec.width, Part("positions", spec.context_tokens))
+    rotary_size = spec.rotary_size or spec.head_size
+    turning = dict.fromkeys(rope for index in range(spec.layers) if (rope := spec.layer(index).rope) is not None)
+    ropes = {
+        rope: b.rope(f"rope.{number}" if number else "rope", spec.context_tokens, rotary_size, rope)
+        for number, rope in enumerate(turning)
+    }
+    x = b.embed("x", table, scale=spec.embed_scale, positions=positions)
     for index in range(spec.layers):
-        _layer(b, index, x, rope)
-    norm = b.vector("final_norm", Part("final_norm", spec.width))
+        rope = spec.layer(index).rope
+        _Block(b, index, x).add(NONE if rope is None else ropes[rope])
+    norms = _norm(b, "final_norm", spec.width)
     head = table if spec.is_tied else b.matrix("head", spec.width, Part("head", spec.vocab_size))
-    b.head(x, head, norm_weight=norm)
+    b.head(x, head, **norms, norm=spec.norm, softcap=spec.logit_softcap)
     return b.program()
 
 
-def _layer(b: Builder, index: int, x: int, rope: int) -> None:
-    """Adds one block; ``x`` is updated in place."""
-    spec, shape, at = b.spec, b.spec.layer(index), f"layers.{index}"
-    q_size, kv_size = shape.heads * shape.head_size, shape.kv_heads * shape.head_size
+def _norm(b: Builder, role: str, width: int) -> dict[str, int]:
+    """Adds a norm's weight, and LAYER's bias; returns them as a builder's arguments."""
+    weight = b.vector(role, Part(role, width))
+    has_bias = b.spec.norm is Norm.LAYER
+    return {
+        "norm_weight": weight,
+        "norm_bias": b.vector(f"{role}_bias", Part(f"{role}_bias", width)) if has_bias else NONE,
+    }
 
-    def parts(suffix: str, *sizes: tuple[str, int]) -> list[Part]:
-        return [Part(f"{at}.{name}{suffix}", n) for name, n in sizes]
 
-    qkv = (("q", q_size), ("k", kv_size), ("v", kv_size))
-    gate_up = (("gate", shape.hidden), ("up", shape.hidden))
-    q = b.qkv(
-        f"{at}.q",
-        x,
-        b.matrix(f"{at}.qkv", spec.width, *parts("", *qkv)),
-        layer=index,
-        rope=rope,
-        norm_weight=b.vector(f"{at}.attention_norm", *parts("", ("attention_norm", spec.width))),
-        bias=b.vector(f"{at}.qkv_bias", *parts("_bias", *qkv)) if spec.has_attention_bias else NONE,
-    )
-    mixed = b.attention(f"{at}.attention", q, layer=index)
-    b.linear(
-        f"{at}.o",
-        mixed,
-        b.matrix(f"{at}.o", q_size, *parts("", ("o", spec.width))),
-        bias=b.vector(f"{at}.o_bias", *parts("_bias", ("o", spec.width))) if spec.has_output_bias else NONE,
-        epilogue=Epilogue.ADD,
-        add_to=x,
-    )
-    gated = b.linear(
-        f"{at}.gated",
-        x,
-        b.matrix(f"{at}.gate_up", spec.width, *parts("", *gate_up), interleave=LANES),
-        norm_weight=b.vector(f"{at}.mlp_norm", *parts("", ("mlp_norm", spec.width))),
-        bias=b.vector(f"{at}.gate_up_bias", *parts("_bias", *gate_up), interleave=LANES) if spec.has_mlp_bias else NONE,
-        epilogue=Epilogue.GLU,
-        activation=Activation.SILU,
-    )
-    b.linear(
-        f"{at}.down",
-        gated,
-        b.matrix(f"{at}.down", shape.hidden, *parts("", ("down", spec.width))),
-        bias=b.vector(f"{at}.down_bias", *parts("_bias", ("down", spec.width))) if spec.has_mlp_bias else NONE,
-        epilogue=Epilogue.ADD,
-        add_to=x,
-    )
+class _Block:
+    """One layer in the making; ``x`` is updated in place."""
+
+    def __init__(self, b: Builder, index: int, x: int) -> None:
+        self.b, self.index, self.x = b, index, x
+        self.spec: ModelSpec = b.spec
+        self.shape: LayerSpec = b.spec.layer(index)
+        self.at = f"layers.{index}"
+
+    def add(self, rope: int) -> None:
+        """Adds attention, then the MLP or the experts."""
+        self._attend(rope)
+        if self.shape.experts:
+            self._route()
+        else:
+            self._mlp()
+
+    def _parts(self, suffix: str, *sizes: tuple[str, int]) -> list[Part]:
+        return [Part(f"{self.at}.{name}{suffix}", n) for name, n in sizes]
+
+    def _bias(self, has_bias: bool, name: str, *sizes: tuple[str, int], interleave: int = 0) -> int:
+        if not has_bias:
+            return NONE
+        return self.b.vector(f"{self.at}.{name}_bias", *self._parts("_bias", *sizes), interleave=interleave)
+
+    def _vector(self, name: str, n: int) -> int:
+        return self.b.vector(f"{self.at}.{name}", Part(f"{self.at}.{name}", n))
+
+    def _attend(self, rope: int) -> None:
+        b, spec, shape, at = self.b, self.spec, self.shape, self.at
+        q_size, kv_size = shape.heads * shape.head_size, shape.kv_heads * shape.head_size
+        qkv = (("q", q_size), ("k", kv_size), ("v", kv_size))
+        q = b.qkv(
+            f"{at}.q",
+            self.x,
+            b.matrix(f"{at}.qkv", spec.width, *self._parts("", *qkv)),
+            layer=self.index,
+            rope=rope,
+            **_norm(b, f"{at}.attention_norm", spec.width),
+            norm=spec.norm,
+            bias=self._bias(spec.has_attention_bias, "qkv", *qkv),
+            q_norm=self._vector("q_norm", shape.head_size) if spec.has_qk_norm else NONE,
+            k_norm=self._vector("k_norm", shape.head_size) if spec.has_qk_norm else NONE,
+        )
+        mixed = b.attention(f"{at}.attention", q, layer=self.index, softcap=spec.attention_softcap)
+        self._add_product("o", mixed, q_size, spec.has_output_bias, "attention_out_norm")
+
+    def _mlp(self) -> None:
+        b, spec, hidden, at = self.b, self.spec, self.shape.hidden, self.at
+        sizes = (("gate", hidden), ("up", hidden)) if spec.is_gated else (("up", hidden),)
+        name, interleave = ("gate_up", LANES) if spec.is_gated else ("up", 0)
+        inner = b.linear(
+            f"{at}.hidden",
+            self.x,
+            b.matrix(f"{at}.{name}", spec.width, *self._parts("", *sizes), interleave=interleave),
+            **_norm(b, f"{at}.mlp_norm", spec.width),
+            norm=spec.norm,
+            bias=self._bias(spec.has_mlp_bias, name, *sizes, interleave=interleave),
+            epilogue=Epilogue.GLU if spec.is_gated else Epilogue.STORE,
+            activation=spec.activation,
+        )
+        self._add_product("down", inner, hidden, spec.has_mlp_bias, "mlp_out_norm")
+
+    def _route(self) -> None:
+        b, spec, shape, at = self.b, self.spec, self.shape, self.at
+        gate_up = [
+            Part(f"{at}.expert_{name}.{expert}", shape.hidden)
+            for expert in range(shape.experts)
+            for name in ("gate", "up")
+        ]
+        down = [Part(f"{at}.expert_down.{expert}", spec.width) for expert in range(shape.experts)]
+        b.moe(
+            self.x,
+            router=b.matrix(f"{at}.router", spec.width, *self._parts("", ("router", shape.experts))),
+            gate_up=b.matrix(f"{at}.experts_gate_up", spec.width, *gate_up, interleave=LANES),
+            down=b.matrix(f"{at}.experts_down", shape.hidden, *down),
+            top_k=spec.top_k,
+            is_renormalised=spec.is_renormalised,
+            add_to=self.x,
+            **_norm(b, f"{at}.mlp_norm", spec.width),
+            norm=spec.norm,
+            activation=spec.activation,
+        )
+
+    def _add_product(self, name: str, inner: int, k: int, has_bias: bool, out_norm: str) -> None:
+        """Adds a product to the residual stream, through a norm of its own where the model has one."""
+        b, spec, at = self.b, self.spec, self.at
+        weight = b.matrix(f"{at}.{name}", k, *self._parts("", (name, spec.width)))
+        bias = self._bias(has_bias, name, (name, spec.width))
+        if not spec.has_output_norms:
+            b.linear(f"{at}.{name}", inner, weight, bias=bias, epilogue=Epilogue.ADD, add_to=self.x)
+            return
+        out = b.linear(f"{at}.{name}", inner, weight, bias=bias)
+        norms = _norm(b, f"{at}.{out_norm}", spec.width)
+        b.norm(f"{at}.{out_norm}", out, **norms, norm=spec.norm, epilogue=Epilogue.ADD, add_to=self.x)

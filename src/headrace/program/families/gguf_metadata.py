@@ -21,11 +21,21 @@ def own_keys(keys: Keys) -> Keys:
     return Keys(keys.source, values, prefix)
 
 
-def spec_of_gguf(family: str, keys: Keys, own: Keys, tensors: Tensors) -> ModelSpec:
+def spec_of_gguf(
+    family: str,
+    keys: Keys,
+    own: Keys,
+    tensors: Tensors,
+    *,
+    eps: str = "attention.layer_norm_rms_epsilon",
+    has_partial_rotation: bool = False,
+) -> ModelSpec:
     """Returns the shape that the keys common to all architectures describe; a family replaces what is its own.
 
     Args:
         keys: the whole metadata; ``own`` the part of ``own_keys``.
+        eps: key of the norms' epsilon.
+        has_partial_rotation: whether fewer ``rope.dimension_count`` than the head's elements are taken.
         tensors: shapes decide the vocabulary, tying and biases; the values of ``rope_freqs.weight`` are read.
 
     Raises:
@@ -37,7 +47,14 @@ def spec_of_gguf(family: str, keys: Keys, own: Keys, tensors: Tensors) -> ModelS
     head_size = own.integer("attention.key_length", *LIMITS["head_size"], default=width // heads)
     if own.integer("attention.value_length", *LIMITS["head_size"], default=head_size) != head_size:
         raise unsupported(own, "attention.value_length", own.values["attention.value_length"], str(head_size))
+    turning = own.integer("rope.dimension_count", 0, LIMITS["head_size"][1], default=head_size)
+    if turning != head_size and not has_partial_rotation:
+        raise unsupported(own, "rope.dimension_count", turning, str(head_size))
     context_tokens = own.integer("context_length", *LIMITS["context_tokens"])
+    experts = own.integer("expert_count", 0, LIMITS["experts"][1], default=0)
+    hidden = own.integer("feed_forward_length", *LIMITS["hidden"])
+    if experts:
+        hidden = own.integer("expert_feed_forward_length", *LIMITS["hidden"], default=hidden)
     vocab_size = _vocabulary(keys, own, tensors, width)
     ends = [
         token_id
@@ -53,24 +70,28 @@ def spec_of_gguf(family: str, keys: Keys, own: Keys, tensors: Tensors) -> ModelS
         heads=heads,
         kv_heads=own.integer("attention.head_count_kv", *LIMITS["heads"], default=heads),
         head_size=head_size,
-        hidden=own.integer("feed_forward_length", *LIMITS["hidden"]),
+        hidden=hidden,
         vocab_size=vocab_size,
         context_tokens=context_tokens,
-        norm_eps=own.number("attention.layer_norm_rms_epsilon", *EPS),
-        rope=_rope(own, tensors, head_size, context_tokens),
+        norm_eps=own.number(eps, *EPS),
+        rope=_rope(own, tensors, turning, context_tokens),
         is_tied="output.weight" not in tensors,
         bos_token_id=begin[0] if begin else None,
         eos_token_ids=tuple(dict.fromkeys(ends)),
         has_attention_bias="blk.0.attn_q.bias" in tensors,
         has_output_bias="blk.0.attn_output.bias" in tensors,
         has_mlp_bias="blk.0.ffn_down.bias" in tensors,
+        rotary_size=0 if turning == head_size else turning,
+        experts=experts,
+        top_k=own.integer("expert_used_count", *LIMITS["experts"]) if experts else 0,
+        # llama.cpp divides by the sum in every architecture that we read.
+        is_renormalised=experts > 0,
     )
 
 
-def require_whole_rotation(own: Keys, head_size: int) -> None:
-    """Refuses a rotary embedding of a part of the head."""
-    if own.integer("rope.dimension_count", 0, LIMITS["head_size"][1], default=head_size) != head_size:
-        raise unsupported(own, "rope.dimension_count", own.values["rope.dimension_count"], str(head_size))
+def optional_window(own: Keys) -> int:
+    """Returns ``attention.sliding_window``, 0 where there is none."""
+    return own.integer("attention.sliding_window", 0, LIMITS["window"][1], default=0)
 
 
 def _vocabulary(keys: Keys, own: Keys, tensors: Tensors, width: int) -> int:
@@ -106,9 +127,9 @@ def rope_factors(own: Keys, tensors: Tensors, name: str, count: int) -> tuple[fl
     return tuple(float(value) for value in values)
 
 
-def _rope(own: Keys, tensors: Tensors, head_size: int, context_tokens: int) -> RopeSpec:
+def _rope(own: Keys, tensors: Tensors, rotary_size: int, context_tokens: int) -> RopeSpec:
     theta = own.number("rope.freq_base", *THETA, default=10000.0)
-    factors = rope_factors(own, tensors, "rope_freqs.weight", head_size // 2)
+    factors = rope_factors(own, tensors, "rope_freqs.weight", rotary_size // 2)
     kind = own.text("rope.scaling.type", "none")
     factor = own.number("rope.scaling.factor", 0.0, FACTOR[1], default=own.number("rope.scale_linear", 0, 1e4, 0.0))
     is_scaled = factor not in (0.0, 1.0)

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from headrace.program.families.checks import LIMITS, checked, unsupported
-from headrace.program.families.config_json import Defaults, require_silu, require_whole_rotation, spec_of_config
+from headrace.program.families.checks import checked
+from headrace.program.families.config_json import Defaults, optional_window, spec_of_config
 from headrace.program.families.decoder import build
 from headrace.program.families.gguf_metadata import Tensors, own_keys, spec_of_gguf
-from headrace.program.families.gguf_metadata import require_whole_rotation as require_whole_gguf_rotation
-from headrace.program.families.source import GGUF_NAMES, HF_NAMES, Role, Source
+from headrace.program.families.gguf_metadata import optional_window as optional_gguf_window
+from headrace.program.families.source import Role, Source, gguf_source, hf_source
 from headrace.program.keys import Keys
 from headrace.program.model import ModelSpec
 
@@ -27,8 +27,6 @@ _DEFAULTS = {
 
 def spec_from_config(architecture: str, keys: Keys, generation: Keys) -> ModelSpec:
     """Returns the spec that a ``config.json`` describes; raises as ``spec_of_config``."""
-    require_silu(keys)
-    require_whole_rotation(keys)
     spec = spec_of_config(NAME, keys, generation, _DEFAULTS[architecture])
     if architecture == "LlamaForCausalLM":
         has_bias = keys.boolean("attention_bias", False)
@@ -38,27 +36,25 @@ def spec_from_config(architecture: str, keys: Keys, generation: Keys) -> ModelSp
             has_output_bias=has_bias,
             has_mlp_bias=keys.boolean("mlp_bias", False),
         )
-    elif "sliding_window" not in keys.values:
-        spec = replace(spec, window=4096)  # as in transformers; an explicit null means full attention
-    elif keys.has("sliding_window"):
-        spec = replace(spec, window=keys.integer("sliding_window", *LIMITS["window"]))
+    else:
+        # A missing key means 4096, as in transformers; an explicit null means full attention.
+        spec = replace(spec, window=optional_window(keys) if "sliding_window" in keys.values else 4096)
     return checked(keys.source, spec)
 
 
 def spec_from_gguf(keys: Keys, tensors: Tensors) -> ModelSpec:
-    """Returns the spec that GGUF metadata of architecture ``llama`` describes; raises as ``spec_of_gguf``."""
+    """Returns the spec that GGUF metadata of architecture ``llama`` describes; raises as ``spec_of_gguf``.
+
+    Mixtral comes under this name too, with experts.
+    """
     own = own_keys(keys)
-    if own.integer("expert_count", 0, 2**16, default=0):
-        raise unsupported(own, "expert_count", own.values["expert_count"], "0 (no mixture of experts yet)")
     spec = spec_of_gguf(NAME, keys, own, tensors)
-    require_whole_gguf_rotation(own, spec.head_size)
-    window = own.integer("attention.sliding_window", 0, LIMITS["window"][1], default=0)
-    return checked(keys.source, replace(spec, window=window))
+    return checked(keys.source, replace(spec, window=optional_gguf_window(own)))
 
 
 def sources(spec: ModelSpec, role: str, kind: str) -> tuple[Source, ...]:
     """Returns where a file of ``kind`` may keep a role. GGUF has q and k in interleaved RoPE order."""
     if kind == "hf":
-        return (HF_NAMES.source(role),)
+        return hf_source(role)
     is_interleaved = Role.of(role).name in ("q", "k")
-    return (replace(GGUF_NAMES.source(role), is_interleaved=is_interleaved),)
+    return (replace(gguf_source(role, spec.experts), is_interleaved=is_interleaved),)

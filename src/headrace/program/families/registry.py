@@ -9,7 +9,18 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from headrace.base.errors import ModelUnsupportedError
-from headrace.program.families import llama
+from headrace.program.families import (
+    gemma2,
+    gemma3,
+    gpt2,
+    llama,
+    mixtral,
+    phi3,
+    qwen2,
+    qwen3,
+    qwen3_moe,
+    smollm3,
+)
 from headrace.program.families.source import Source
 from headrace.program.ir import Program
 from headrace.program.keys import Keys, show
@@ -35,9 +46,31 @@ class Family(Protocol):
         """Returns where a file of kind ``hf`` or ``gguf`` may keep ``role``; the first place that is there counts."""
 
 
-HF_FAMILIES: dict[str, Family] = {"LlamaForCausalLM": llama, "MistralForCausalLM": llama}
-GGUF_FAMILIES: dict[str, Family] = {"llama": llama}
-FAMILIES: dict[str, Family] = {llama.NAME: llama}
+HF_FAMILIES: dict[str, Family] = {
+    "GPT2LMHeadModel": gpt2,
+    "Gemma2ForCausalLM": gemma2,
+    "Gemma3ForCausalLM": gemma3,
+    "LlamaForCausalLM": llama,
+    "MistralForCausalLM": llama,
+    "MixtralForCausalLM": mixtral,
+    "Phi3ForCausalLM": phi3,
+    "Qwen2ForCausalLM": qwen2,
+    "Qwen3ForCausalLM": qwen3,
+    "Qwen3MoeForCausalLM": qwen3_moe,
+    "SmolLM3ForCausalLM": smollm3,
+}
+GGUF_FAMILIES: dict[str, Family] = {
+    "gemma2": gemma2,
+    "gemma3": gemma3,
+    "gpt2": gpt2,
+    "llama": llama,
+    "phi3": phi3,
+    "qwen2": qwen2,
+    "qwen3": qwen3,
+    "qwen3moe": qwen3_moe,
+    "smollm3": smollm3,
+}
+FAMILIES: dict[str, Family] = {family.NAME: family for family in (*HF_FAMILIES.values(), *GGUF_FAMILIES.values())}
 
 
 def hf_family(source: str, architecture: str) -> Family:

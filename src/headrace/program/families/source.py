@@ -110,7 +110,7 @@ HF_NAMES = Names(
     },
 )
 """The names that most families of transformers share (Llama's)."""
-GGUF_NAMES = Names(
+_GGUF = Names(
     "blk.{}.",
     {"embed": "token_embd", "positions": "position_embd", "final_norm": "output_norm", "head": "output"},
     {
@@ -133,4 +133,19 @@ GGUF_NAMES = Names(
         "expert_down": "ffn_down_exps",
     },
 )
-"""GGUF has one table for all architectures; stacked experts are one tensor."""
+
+
+def hf_source(role: str, names: Names = HF_NAMES) -> tuple[Source, ...]:
+    """Returns the one place of ``role`` in a file of transformers."""
+    return (names.source(role),)
+
+
+def gguf_source(role: str, experts: int = 0) -> Source:
+    """Returns the place of ``role`` in a GGUF file, which has one table of names for all architectures.
+
+    Args:
+        experts: how many; theirs lie in one stacked tensor.
+    """
+    source = _GGUF.source(role)
+    expert = Role.of(role).expert
+    return source if expert < 0 else replace(source, experts=experts, expert=expert)

@@ -1,0 +1,68 @@
+"""Whole rows of logits out of the real VM, which never stores them: read back from its log-probabilities."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.base.clock import SystemClock
+from headrace.engine.loader import inspect, load
+from headrace.program.opcodes import BLOCK_TOKENS, MAX_LOGPROBS
+from headrace.program.records import OUTPUT_DTYPE
+from headrace.protocol.launch import WorkerLaunch
+
+
+def vm_logits(
+    model_path: Path,
+    tokens: Sequence[int],
+    rows: Sequence[int],
+    *,
+    context_tokens: int | None = None,
+    isa: str | None = None,
+) -> NDArray[np.float64]:
+    """Returns the logits [rows, vocabulary] of one text on the exact path, in one step.
+
+    Args:
+        rows: positions of the text.
+        context_tokens: what the engine serves at most; None is the model's own.
+    """
+    launch = WorkerLaunch(
+        model_path=str(model_path),
+        served_name="logits",
+        socket_fd=-1,
+        threads=1,
+        isa=isa,
+        dtype="fp32",
+        max_step_tokens=len(tokens),
+        max_context_tokens=context_tokens,
+        kv_cache_tokens=1024,
+        max_sequences=1,
+    )
+    inspection = inspect(launch)
+    vocab_size = inspection.spec.vocab_size
+    assert vocab_size <= MAX_LOGPROBS
+    outputs = np.zeros(len(rows), OUTPUT_DTYPE)
+    outputs["row"] = rows
+    outputs["position"] = np.array(rows) + 1
+    outputs["top_p"] = outputs["repetition"] = 1.0
+    outputs["mask"] = -1
+    outputs["num_logprobs"] = vocab_size
+    none = np.zeros(0, np.int32)
+    results, ids, logprobs = load(inspection, SystemClock()).vm.step(
+        np.array(tokens, np.int32),
+        np.arange(len(tokens), dtype=np.int32),
+        np.array([0, len(tokens)], np.int32),
+        np.arange(-(-len(tokens) // BLOCK_TOKENS), dtype=np.int32)[None],
+        outputs,
+        count_ids=none,
+        counts=none,
+        bias_ids=none,
+        bias_values=np.zeros(0, np.float32),
+        masks=np.zeros((0, -(-vocab_size // 32)), np.uint32),
+    )
+    logits = np.full((len(rows), vocab_size), np.nan)
+    np.put_along_axis(logits, ids[:, :vocab_size].astype(np.int64), logprobs[:, :vocab_size].astype(np.float64), axis=1)
+    return logits + results["logsumexp"].astype(np.float64)[:, None]
