@@ -28,9 +28,12 @@ _NATURAL = {
     "Q4_K": Layout.Q4M,
     "Q5_K": Layout.Q8,
     "Q6_K": Layout.Q8,
+    "AWQ": Layout.Q4M,
+    "GPTQ": Layout.Q4M,
+    "GPTQ_ORDERED": Layout.Q8,
 }
 PACKABLE = tuple(_NATURAL)
-"""Stored types that ``kernels.vm.pack`` reads."""
+"""Stored types of matrices: what ``kernels.vm.pack`` reads, and what ``engine.packed_linear`` turns into that."""
 _BITS = {Layout.F32: 32, Layout.BF16: 16, Layout.F16: 16, Layout.Q8: 8, Layout.Q4: 4, Layout.Q4M: 4}
 
 

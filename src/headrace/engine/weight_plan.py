@@ -29,6 +29,7 @@ _IGNORED = re.compile(
     r"|(transformer\.)?h\.\d+\.attn\.(masked_)?bias"
 )
 _MAX_LISTED = 8
+_MAX_BIAS_BYTES = 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +100,8 @@ def plan_weights(
             if tensor.shape != expected:
                 faults.append(f"{name} has shape {list(tensor.shape)}, expected {list(expected)}")
                 continue
-            if tensor.dtype not in (PACKABLE if spec.kind == "matrix" else _VECTOR_TYPES):
+            is_whole_rows = spec.kind == "matrix" and not source.is_transposed
+            if tensor.dtype not in (PACKABLE if is_whole_rows else _VECTOR_TYPES):
                 unsupported.append(f"{name} is stored as {tensor.dtype}")
                 continue
             head_size = program.spec.layer(Role.of(part.role).layer).head_size if source.is_interleaved else 0
@@ -137,7 +139,13 @@ def _unexpected(files: ModelFiles, program: Program, used: set[str]) -> list[str
     # A tied model may still store its head: the same matrix once more.
     heads = family_of(program.spec).sources(program.spec, "head", "hf") if program.spec.is_tied else ()
     tied = {source.name for source in heads}
-    return sorted(name for name in files.tensors.keys() - used - tied if not _IGNORED.fullmatch(name))
+    names = [name for name in files.tensors.keys() - used - tied if not _IGNORED.fullmatch(name)]
+    return sorted(name for name in names if not _is_zero_bias(files.tensors[name]))
+
+
+def _is_zero_bias(tensor: TensorView) -> bool:
+    """Whether it is a bias that changes nothing: GPTQ's writers store one of zeros for every matrix."""
+    return tensor.name.endswith(".bias") and tensor.data.nbytes <= _MAX_BIAS_BYTES and not tensor.data.any()
 
 
 def _refuse(files: ModelFiles, faults: list[str], unsupported: list[str], unexpected: list[str]) -> None:

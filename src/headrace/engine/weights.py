@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.base.errors import ModelFormatError
+from headrace.engine.packed_linear import packed_rows
 from headrace.engine.quantize import to_f32
 from headrace.engine.weight_plan import SourcePart, WeightPlan, plan_weights
 from headrace.program.cost import layout_bytes
@@ -132,8 +133,8 @@ def _make(plan: WeightPlan, spec: ModelSpec, packer: _Packer) -> PackedWeight:
 def _matrix(plan: WeightPlan, packer: _Packer) -> NDArray[np.uint8]:
     """Returns the packed parts. Parts of one stored type are packed as one; others each by itself, tile by tile."""
     k, interleave = plan.spec.k, plan.spec.interleave
-    raws = [_rows(part) for part in plan.parts]
-    types = [part.tensor.dtype for part in plan.parts]
+    pieces = [_typed_rows(part, plan.layout) for part in plan.parts]
+    types, raws = [kind for kind, _ in pieces], [raw for _, raw in pieces]
     if len(set(types)) == 1:
         return _pack(packer.pack, plan.layout, types[0], _join(raws, interleave), k)
     if all(len(raw) % LANES == 0 for raw in raws) and interleave in (0, LANES):
@@ -153,15 +154,27 @@ def _pack(pack: Pack, layout: Layout, stored: str, raw: NDArray[np.uint8], k: in
 
 
 def _rows(part: SourcePart) -> NDArray[np.uint8]:
-    """Returns the part's rows, [n, row bytes] uint8, with q and k rows back in half-split RoPE order."""
+    return _typed_rows(part, Layout.VECTOR_F32)[1]
+
+
+def _typed_rows(part: SourcePart, layout: Layout) -> tuple[str, NDArray[np.uint8]]:
+    """Returns stored type and rows of a part, [n, row bytes] uint8, with q and k rows back in half-split RoPE order."""
+    tensor = part.tensor
+    if tensor.packed is None:
+        return tensor.dtype, _choose_rows(part, tensor.data)
+    kind, data = packed_rows(tensor, layout)
+    return kind, _choose_rows(part, data)
+
+
+def _choose_rows(part: SourcePart, data: NDArray[np.uint8]) -> NDArray[np.uint8]:
     source, tensor = part.source, part.tensor
     if source.is_transposed:
         columns = slice(source.start, source.start + part.n)
-        elements = tensor.data.reshape(*tensor.shape, -1)  # [k, rows, element bytes]
+        elements = data.reshape(*tensor.shape, -1)  # [k, rows, element bytes]
         return np.ascontiguousarray(elements[:, columns].swapaxes(0, 1)).reshape(part.n, -1)
     rows = part.n if source.rows is None else source.rows
     first = source.expert * rows + source.start
-    raw = tensor.data.reshape(max(source.experts, 1) * rows, -1)[first : first + part.n]
+    raw = data.reshape(max(source.experts, 1) * rows, -1)[first : first + part.n]
     if not part.head_size:
         return raw
     # Source row 2·i + j of a head is row i + j·D/2.

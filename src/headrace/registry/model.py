@@ -23,6 +23,7 @@ from headrace.registry.formats.gguf import parse_gguf
 from headrace.registry.formats.gguf_split import join_parts, part_names
 from headrace.registry.formats.gguf_vocabulary import check_vocabulary
 from headrace.registry.formats.json_text import parse_json
+from headrace.registry.formats.packed_linear import LEGACY_CONFIGS, fold_linears, read_packed_config
 from headrace.registry.formats.safetensors import parse_safetensors
 from headrace.registry.formats.tensor import TensorView
 from headrace.registry.manifest import MANIFEST_NAME, verify_changed
@@ -96,6 +97,9 @@ def open_model(path: Path, *, has_vocabulary: bool = True) -> ModelFiles:
     if not tensors:
         raise ModelFormatError(f"{weights[0]}: holds no tensors")
     config = {} if is_gguf else _read_object(folder / "config.json")
+    packing = None if is_gguf else _packing(folder, config)
+    if not is_gguf:
+        tensors = fold_linears(tensors, packing and read_packed_config(*packing), folder)
     if "auto_map" in config:
         raise ModelUnsupportedError(f"{folder / 'config.json'}: the model brings its own code (auto_map); none is run")
     # A GGUF carries its tokenizer; files that happen to lie beside it belong to something else.
@@ -103,6 +107,8 @@ def open_model(path: Path, *, has_vocabulary: bool = True) -> ModelFiles:
     has_generation = not is_gguf and generation.exists()
     tokenizer_files = {} if is_gguf else _tokenizer_files(folder)
     texts = [] if is_gguf else [folder / "config.json", *tokenizer_files.values()]
+    if packing is not None and packing[1] not in texts:
+        texts.append(packing[1])
     return ModelFiles(
         kind="gguf" if is_gguf else "safetensors",
         folder=folder,
@@ -206,6 +212,16 @@ def _join_shards(shards: Mapping[Path, dict[str, TensorView]], folder: Path) -> 
 def _some(names: list[str]) -> str:
     more = f" and {len(names) - 8} more" if len(names) > 8 else ""
     return ", ".join(shown(name) for name in names[:8]) + more
+
+
+def _packing(folder: Path, config: Mapping[str, Any]) -> tuple[Any, Path] | None:
+    """Returns what says how matrices are packed, and the file it stands in."""
+    if config.get("quantization_config") is not None:
+        return config["quantization_config"], folder / "config.json"
+    for name in LEGACY_CONFIGS:
+        if os.path.lexists(folder / name):
+            return _read_object(folder / name), folder / name
+    return None
 
 
 def _map_weights(path: Path) -> NDArray[np.uint8]:

@@ -49,13 +49,10 @@ def join_parts(parts: Mapping[Path, GgufFile]) -> tuple[dict[str, Any], dict[str
         number, count = _whole(part, _NUMBER, file, 0), _whole(part, _COUNT, file, 1)
         # Writers of whole files leave the keys out, or say part 0 of 0 or 1.
         if max(count, 1) != len(files) or number != index:
+            why = "the parts are mixed up" if len(files) > 1 else "keep the names NAME-00001-of-0000N.gguf"
             raise ModelFormatError(
-                f"{file}: says that it is part {number + 1} of {count}, and is read as part {index + 1} of {len(files)}: "
-                + (
-                    "the parts are mixed up"
-                    if len(files) > 1
-                    else "keep the name NAME-00001-of-0000N.gguf of every part"
-                )
+                f"{file}: says that it is part {number + 1} of {count}, and is read as part {index + 1} of "
+                f"{len(files)}: {why}"
             )
         # gguf-split leaves the architecture out of later parts; where it stands it must agree.
         if part.metadata.get("general.architecture", architecture) != architecture:

@@ -65,15 +65,34 @@ class TensorView:
     """One tensor inside a memory-mapped file.
 
     Args:
-        dtype: a key of ``STORED``.
+        dtype: a key of ``STORED``, or ``AWQ``, ``GPTQ``, ``GPTQ_ORDERED`` where ``packed`` is given.
         shape: row-major, ``(out, in)`` for a matrix.
         data: uint8 [bytes], read-only view of the map; its size is exactly what dtype and shape ask for.
+        packed: what else a matrix of 4-bit integers in 32-bit words consists of; ``data`` are the words.
     """
 
     name: str
     dtype: str
     shape: tuple[int, ...]
     data: NDArray[np.uint8]
+    packed: PackedLinear | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PackedLinear:
+    """The companions of an AWQ or GPTQ matrix [n, k] (``registry.formats.packed_linear``).
+
+    Args:
+        zeros: I32 [groups, n/8], eight zero points a word.
+        scales: F16, BF16 or F32 [groups, n].
+        order: I32 [k], the group of every input, where groups are not runs of inputs; else None.
+        zero_offset: what must be added to stored zero points.
+    """
+
+    zeros: TensorView
+    scales: TensorView
+    order: TensorView | None
+    zero_offset: int
 
 
 def size_bytes(dtype: str, shape: Sequence[int]) -> int:
