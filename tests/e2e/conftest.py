@@ -195,3 +195,10 @@ def own_server(tmp_path: Path) -> Iterator[Server]:
     (tmp_path / "server").mkdir()
     with serve(model, tmp_path / "server", "--served-name", "tests/tiny") as running:
         yield running
+
+
+@pytest.fixture
+def own_demo_server(demo_model: Path, tmp_path: Path) -> Iterator[Server]:
+    """A server of the demo model for one test alone, which may hurt it."""
+    with serve(demo_model, tmp_path, "--served-name", "demo") as running:
+        yield running

@@ -214,3 +214,15 @@ async def test_tokenizer_info_says_how_messages_are_written(make_house: Any) -> 
     assert info["tool_format"] == "hermes"
     assert info["reasoning_marks"] == ["<think>", "</think>"]
     assert info["max_model_len"] == 4096
+
+
+async def test_the_openapi_document_names_exactly_the_routes_that_are_served(make_house: Any) -> None:
+    house = await make_house()
+
+    status, text, _ = await house.get("/openapi.json")
+
+    assert status == 200
+    for path, item in json.loads(text)["paths"].items():
+        for method in item:
+            async with house.client.request(method, house.url(path.replace("{model}", "bytes"))) as response:
+                assert response.status not in (404, 405), path

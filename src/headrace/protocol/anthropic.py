@@ -16,7 +16,7 @@ from headrace.protocol.openai import MAX_MAX_TOKENS, MAX_STOP_CHARS, MAX_STOPS, 
 from headrace.protocol.strict_json import decode_object
 
 # Fields that change no answer of a model served here.
-_HARMLESS: Final = frozenset({"metadata", "service_tier", "anthropic_version", "anthropic_beta", "cache_control"})
+_HARMLESS: Final = frozenset({"anthropic_version", "anthropic_beta", "cache_control"})
 _MAX_TEXT: Final = 2**26
 
 
@@ -60,6 +60,8 @@ def _parse(body: bytes, *, needs_max_tokens: bool) -> ChatRequest:
     values["tools"] = _take_tools(fields)
     _take_choice(fields, values)
     _take_thinking(fields, values)
+    fields.mapping("metadata")
+    fields.text("service_tier", 64)
     fields.take_all(_HARMLESS)
     return chat_from_values({name: value for name, value in values.items() if value is not None}, fields.unknown())
 

@@ -27,6 +27,7 @@ from headrace.observe.process import WorkerMeter, note_process
 from headrace.protocol.answers import error_body
 from headrace.protocol.anthropic import parse_message
 from headrace.protocol.openai import parse_chat, parse_completion
+from headrace.protocol.openapi import build_document
 from headrace.replica.port import Readiness
 from headrace.server.edge import Edge, Handler
 from headrace.server.exchange import error_headers
@@ -73,6 +74,7 @@ def public_app(state: FrontState) -> Edge:
     }
     routes = [
         Route("/tokenizer_info", pages.tokenizer_info),
+        Route("/openapi.json", pages.openapi),
         Route("/v1/models", pages.models),
         Route("/v1/models/{model:path}", pages.model),
         *_common_routes(pages),
@@ -133,6 +135,10 @@ class _Pages:
             "parent": None,
             "max_model_len": None if identity is None else pipeline.context_tokens(identity),
         }
+
+    async def openapi(self, _request: Request) -> Response:
+        """``GET /openapi.json``."""
+        return _json(build_document(headrace.__version__))
 
     async def tokenizer_info(self, _request: Request) -> Response:
         """``GET /tokenizer_info``."""

@@ -1,0 +1,140 @@
+"""``/openapi.json``: every route of the public listener, its request, its answers and its errors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from headrace.protocol.openapi_parts import (
+    ANSWERS,
+    CHAT,
+    COMPLETION,
+    DETOKENIZE,
+    MESSAGES,
+    OPTIONS,
+    TOKENIZE,
+    Schema,
+    ref,
+)
+
+_BODY_ERRORS: Final = {
+    400: "a field is wrong: `error.param` names it; or the context is too short for it",
+    404: "the model is not served here",
+    408: "the body did not arrive in time",
+    413: "the body is too large",
+    415: "the body is not JSON, or is compressed",
+}
+_RUN_ERRORS: Final = {
+    403: "the request asks for more than its caller may",
+    422: "the request has ended workers before and is not run again",
+    500: "the engine failed",
+    503: "no room, no healthy worker, or the model is loading: come back after `retry-after`",
+    504: "the answer did not come in time",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One route.
+
+    Args:
+        fields: of the request's body; empty for GET.
+        required: those that must be there.
+        answer: name of the answer's schema; None for plain text.
+        has_stream: with ``stream: true`` the answer is an event stream.
+    """
+
+    path: str
+    method: str
+    name: str
+    summary: str
+    answer: str | None
+    fields: dict[str, Schema] = field(default_factory=dict)
+    required: tuple[str, ...] = ()
+    errors: dict[int, str] = field(default_factory=dict)
+    has_stream: bool = False
+    error: str = "Error"
+
+
+_RUN: Final = {**_BODY_ERRORS, **_RUN_ERRORS}
+_COUNT: Final = {**_BODY_ERRORS, 503: _RUN_ERRORS[503]}
+_NOT_READY: Final = {503: "the model is loading, or no worker is healthy"}
+
+OPERATIONS: Final = (
+    Operation("/v1/chat/completions", "post", "createChatCompletion", "Answers a conversation.", "ChatAnswer",
+              {**CHAT, **OPTIONS}, ("model", "messages"), _RUN, has_stream=True),
+    Operation("/v1/completions", "post", "createCompletion", "Continues a text.", "CompletionAnswer",
+              {**COMPLETION, **OPTIONS}, ("model", "prompt"), _RUN, has_stream=True),
+    Operation("/v1/messages", "post", "createMessage", "Answers a conversation, in Anthropic's form.", "MessageAnswer",
+              MESSAGES, ("model", "messages", "max_tokens"), _RUN, has_stream=True, error="MessageError"),
+    Operation("/v1/messages/count_tokens", "post", "countMessageTokens", "Counts a message's prompt.", "CountAnswer",
+              MESSAGES, ("model", "messages"), _COUNT, error="MessageError"),
+    Operation("/tokenize", "post", "tokenize", "Gives a text's or a conversation's token ids.", "Tokens",
+              TOKENIZE, (), _COUNT),
+    Operation("/detokenize", "post", "detokenize", "Gives the text of token ids.", "Text",
+              DETOKENIZE, ("tokens",), _COUNT),
+    Operation("/tokenizer_info", "get", "tokenizerInfo", "Says how the model reads and writes.", "TokenizerInfo",
+              errors=_NOT_READY),
+    Operation("/v1/models", "get", "listModels", "Lists what is served.", "Models"),
+    Operation("/v1/models/{model}", "get", "getModel", "Looks one up.", "Model", errors={404: _BODY_ERRORS[404]}),
+    Operation("/health", "get", "health", "200 when a request would be taken.", "Health", errors=_NOT_READY),
+    Operation("/livez", "get", "live", "200 while the process turns.", "Health"),
+    Operation("/readyz", "get", "ready", "200 when a request would be taken.", "Health", errors=_NOT_READY),
+    Operation("/startupz", "get", "startup", "200 when the model was loaded once.", "Health", errors=_NOT_READY),
+    Operation("/metrics", "get", "metrics", "Prometheus text.", None, errors={401: "not on loopback without a key"}),
+    Operation("/version", "get", "version", "The server's version.", "Version"),
+    Operation("/openapi.json", "get", "openapi", "This document.", None),
+)  # fmt: skip
+
+
+def build_document(version: str) -> dict[str, object]:
+    """Gives the document (OpenAPI 3.1)."""
+    paths: dict[str, dict[str, object]] = {}
+    for operation in OPERATIONS:
+        paths.setdefault(operation.path, {})[operation.method] = _operation(operation)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Headrace",
+            "version": version,
+            "description": (
+                "Fields that are not listed are ignored and named in the header `x-headrace-ignored-fields`. A field "
+                "of OpenAI's or vLLM's that would change the answer and is not supported is a 400 that names it."
+            ),
+        },
+        "paths": paths,
+        "components": {"schemas": ANSWERS},
+    }
+
+
+def _operation(operation: Operation) -> dict[str, object]:
+    responses: dict[str, object] = {"200": _ok(operation)}
+    for status, text in sorted(operation.errors.items()):
+        is_page = operation.method == "get" and status == 503 and operation.path != "/tokenizer_info"
+        shape = "Health" if is_page else operation.error
+        responses[str(status)] = {"description": text, "content": {"application/json": {"schema": ref(shape)}}}
+    out: dict[str, object] = {
+        "operationId": operation.name,
+        "summary": operation.summary,
+        "responses": responses,
+    }
+    if operation.fields:
+        schema = {"type": "object", "properties": operation.fields, "required": list(operation.required)}
+        out["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
+    if "{model}" in operation.path:
+        parameter = {"name": "model", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+        out["parameters"] = [parameter]
+    return out
+
+
+def _ok(operation: Operation) -> dict[str, object]:
+    content: dict[str, object] = {}
+    if operation.path == "/openapi.json":
+        content["application/json"] = {"schema": {"type": "object"}}
+    elif operation.answer is None:
+        content["text/plain"] = {"schema": {"type": "string"}}
+    else:
+        content["application/json"] = {"schema": ref(operation.answer)}
+    if operation.has_stream:
+        content["text/event-stream"] = {"schema": {"type": "string"}}
+    return {"description": "The answer.", "content": content}

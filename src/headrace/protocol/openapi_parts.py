@@ -1,0 +1,349 @@
+"""The pieces of ``/openapi.json``: each request field once, with its range and meaning, and the shapes of answers.
+
+The readers of this package decide what is accepted; a test holds these tables against them, field by field.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from headrace.protocol.messages import MAX_MESSAGES, MAX_TOOLS
+from headrace.protocol.openai import (
+    MAX_ALLOWED_TOKEN_IDS,
+    MAX_LOGIT_BIAS,
+    MAX_MAX_TOKENS,
+    MAX_N,
+    MAX_SEQUENCES,
+    MAX_STOP_CHARS,
+    MAX_STOP_TOKEN_IDS,
+    MAX_STOPS,
+    MAX_TOKEN_ID,
+    MAX_TOP_LOGPROBS,
+)
+
+Schema = dict[str, object]
+
+
+def ref(name: str) -> Schema:
+    """Points to a schema of the document."""
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+def integer(low: int, high: int, text: str) -> Schema:
+    """An integer, or null for absent."""
+    return {"type": ["integer", "null"], "minimum": low, "maximum": high, "description": text}
+
+
+def number(low: float, high: float, text: str, *, is_low_open: bool = False) -> Schema:
+    """A number, or null for absent."""
+    bound = "exclusiveMinimum" if is_low_open else "minimum"
+    return {"type": ["number", "null"], bound: low, "maximum": high, "description": text}
+
+
+def flag(text: str) -> Schema:
+    """A boolean, or null for absent."""
+    return {"type": ["boolean", "null"], "description": text}
+
+
+def text_of(max_chars: int, text: str) -> Schema:
+    """A string, or null for absent."""
+    return {"type": ["string", "null"], "maxLength": max_chars, "description": text}
+
+
+def listed(item: Schema, max_items: int, text: str) -> Schema:
+    """A list, or null for absent."""
+    return {"type": ["array", "null"], "items": item, "maxItems": max_items, "description": text}
+
+
+def mapping(text: str) -> Schema:
+    """An object, or null for absent."""
+    return {"type": ["object", "null"], "description": text}
+
+
+_TOKEN: Final[Schema] = {"type": "integer", "minimum": 0, "maximum": MAX_TOKEN_ID}
+_STOP: Final[Schema] = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARS}
+_MODEL: Final[Schema] = {"type": "string", "maxLength": 256, "description": "A name of `GET /v1/models`."}
+
+# What chat and text completions share.
+OPTIONS: Final[dict[str, Schema]] = {
+    "model": _MODEL,
+    "stream": flag("Answer as an event stream."),
+    "stream_options": mapping(
+        "`include_usage`: a last chunk with the counts; `continuous_usage_stats`: in every chunk."
+    ),
+    "max_tokens": integer(0, MAX_MAX_TOKENS, "Tokens to make at most; 0 with `echo` on completions only."),
+    "min_tokens": integer(0, MAX_MAX_TOKENS, "No end and no stop id before this many tokens."),
+    "n": integer(1, MAX_N, "Choices for each prompt."),
+    "stop": {
+        "anyOf": [{"type": "null"}, _STOP, {"type": "array", "items": _STOP, "maxItems": MAX_STOPS}],
+        "description": "Texts that end an answer; they are no part of it.",
+    },
+    "stop_token_ids": listed(_TOKEN, MAX_STOP_TOKEN_IDS, "Token ids that end an answer."),
+    "ignore_eos": flag("The model's own end does not end the answer."),
+    "include_stop_str_in_output": flag("The stop text that ended the answer stays in it."),
+    "skip_special_tokens": flag("Leave special tokens out of the text (default true)."),
+    "temperature": number(0, 2, "0 takes the likeliest token (default 1)."),
+    "top_k": integer(-1, 2**31 - 1, "Choose among so many; 0 and −1 among all."),
+    "top_p": number(0, 1, "Choose among the likeliest with this share together.", is_low_open=True),
+    "min_p": number(0, 1, "Choose among tokens at least so likely, relative to the likeliest."),
+    "repetition_penalty": number(0, 10, "Over prompt and answer; 1 is none.", is_low_open=True),
+    "presence_penalty": number(-2, 2, "Over the answer."),
+    "frequency_penalty": number(-2, 2, "Over the answer, by count."),
+    "seed": integer(-(2**63), 2**64 - 1, "Equal seeds give equal answers."),
+    "logit_bias": {
+        "type": ["object", "null"],
+        "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+        "maxProperties": MAX_LOGIT_BIAS,
+        "description": "Token id to what is added to its logit.",
+    },
+    "allowed_token_ids": listed(_TOKEN, MAX_ALLOWED_TOKEN_IDS, "The only ids that may be chosen."),
+    "prompt_logprobs": integer(
+        0, MAX_TOP_LOGPROBS, "Log-probabilities of the prompt's tokens, with so many alternatives."
+    ),
+    "truncate_prompt_tokens": integer(
+        -1, MAX_MAX_TOKENS, "Keep only so many of the prompt's last tokens; −1: as many as fit. `usage` says the cut."
+    ),
+    "response_format": mapping('`{"type": "text" | "json_object" | "json_schema", …}`.'),
+    "structured_outputs": mapping("One of `json`, `regex`, `choice`, `grammar`, `json_object`."),
+    "guided_json": {"description": "A JSON Schema, as an object or as text."},
+    "guided_json_object": flag("Any JSON object."),
+    "guided_regex": text_of(2**18, "A regular expression (Rust's syntax) for the whole answer."),
+    "guided_choice": listed({"type": "string", "minLength": 1}, 1024, "The answer is one of these."),
+    "guided_grammar": text_of(2**18, "A grammar, in llguidance's Lark or in GBNF."),
+    "grammar": text_of(2**18, "The same, under llama.cpp's name."),
+    "json_schema": {"description": "A JSON Schema, under llama.cpp's name."},
+    "priority": integer(0, 2**31 - 1, "Larger runs later."),
+    "cache_salt": text_of(256, "Prefix-cache blocks are shared only between equal salts."),
+    "add_special_tokens": flag("Let the tokenizer add its own BOS (default: completions yes, chat no)."),
+    "user": text_of(1024, "Taken, and not used."),
+}  # fmt: skip
+
+CHAT: Final[dict[str, Schema]] = {
+    "messages": {
+        "type": "array",
+        "items": ref("Message"),
+        "minItems": 1,
+        "maxItems": MAX_MESSAGES,
+        "description": "The conversation.",
+    },
+    "max_completion_tokens": integer(1, MAX_MAX_TOKENS, "The same as `max_tokens`; the smaller of both counts."),
+    "logprobs": flag("Report the log-probability of each chosen token."),
+    "top_logprobs": integer(0, MAX_TOP_LOGPROBS, "… and of so many alternatives; needs `logprobs`."),
+    "tools": listed(ref("Tool"), MAX_TOOLS, "Functions that may be called."),
+    "tool_choice": {
+        "description": '`"none"`, `"auto"`, `"required"`, a named function, or `allowed_tools`. A forced call is kept '
+        "to its schema by a grammar."
+    },
+    "parallel_tool_calls": flag("Several calls in one answer (default true)."),
+    "chat_template_kwargs": mapping("Variables of the model's chat template, such as `enable_thinking`."),
+    "add_generation_prompt": flag("End the prompt with the opening of the assistant's turn (default true)."),
+    "continue_final_message": flag("Go on with the last message instead."),
+    "echo": flag("With `continue_final_message`: the answer begins with that message."),
+    "modalities": {"description": '`["text"]` only.'},
+}
+
+COMPLETION: Final[dict[str, Schema]] = {
+    "prompt": {
+        "anyOf": [
+            {"type": "string", "minLength": 1},
+            {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": MAX_SEQUENCES},
+            {"type": "array", "items": _TOKEN, "minItems": 1},
+            {"type": "array", "items": {"type": "array", "items": _TOKEN, "minItems": 1}, "minItems": 1},
+        ],
+        "description": "Text, texts, token ids, or lists of token ids.",
+    },
+    "echo": flag("The answer begins with the prompt, and so do its log-probabilities."),
+    "logprobs": integer(0, MAX_TOP_LOGPROBS, "Report log-probabilities, with so many alternatives."),
+    "best_of": integer(1, MAX_N, "Make so many, answer with the `n` likeliest; not in a stream."),
+}
+
+MESSAGES: Final[dict[str, Schema]] = {
+    "model": _MODEL,
+    "messages": {"type": "array", "minItems": 1, "maxItems": MAX_MESSAGES, "description": "The conversation."},
+    "system": {"description": "Text or text blocks."},
+    "max_tokens": {"type": "integer", "minimum": 1, "description": "Tokens to make at most."},
+    "stop_sequences": listed(_STOP, MAX_STOPS, "Texts that end an answer."),
+    "stream": flag("Answer as an event stream."),
+    "temperature": number(0, 1, "0 takes the likeliest token (default 1)."),
+    "top_p": number(0, 1, "As above.", is_low_open=True),
+    "top_k": integer(0, 2**31 - 1, "As above."),
+    "tools": listed({"type": "object"}, MAX_TOOLS, "`name`, `description`, `input_schema`."),
+    "tool_choice": mapping('`{"type": "auto" | "any" | "tool" | "none"}`.'),
+    "thinking": mapping("Sets `enable_thinking` of the model's chat template."),
+    "metadata": mapping("Taken, and not used."),
+    "service_tier": text_of(64, "Taken, and not used."),
+}
+
+TOKENIZE: Final[dict[str, Schema]] = {
+    "model": text_of(256, "A name of `GET /v1/models`; may be left out."),
+    "prompt": text_of(2**26, "The text."),
+    "content": text_of(2**26, "The text, under llama.cpp's name."),
+    "messages": {"type": ["array", "null"], "description": "A conversation instead; all of chat's fields apply."},
+    "add_special_tokens": flag("As in completions (default true)."),
+    "add_special": flag("The same, under llama.cpp's name."),
+    "return_token_strs": flag("Give each token's text too."),
+    "with_pieces": flag("The same, under llama.cpp's name."),
+}
+
+DETOKENIZE: Final[dict[str, Schema]] = {
+    "model": text_of(256, "A name of `GET /v1/models`; may be left out."),
+    "tokens": {"type": "array", "items": _TOKEN, "description": "Token ids."},
+}
+
+_COUNT: Final[Schema] = {"type": "integer", "minimum": 0}
+_NULLABLE: Final[Schema] = {"type": ["object", "null"]}
+_FINISH: Final[Schema] = {"enum": ["stop", "length", "tool_calls", "content_filter", None]}
+
+
+def _object(properties: dict[str, Schema], required: list[str] | None = None) -> Schema:
+    return {"type": "object", "properties": properties, "required": list(properties) if required is None else required}
+
+
+def _answer(kind: str, choice: Schema) -> Schema:
+    return _object(
+        {
+            "id": {"type": "string"},
+            "object": {"const": kind},
+            "created": _COUNT,
+            "model": {"type": "string"},
+            "system_fingerprint": {"type": "string"},
+            "choices": {"type": "array", "items": choice},
+            "usage": ref("Usage"),
+        }
+    )
+
+
+ANSWERS: Final[dict[str, Schema]] = {
+    "Error": _object(
+        {
+            "error": _object(
+                {
+                    "message": {"type": "string"},
+                    "type": {"type": "string"},
+                    "param": {"type": ["string", "null"]},
+                    "code": {"type": ["string", "null"]},
+                    "request_id": {"type": "string"},
+                }
+            )
+        }
+    ),
+    "MessageError": _object(
+        {
+            "type": {"const": "error"},
+            "error": _object({"type": {"type": "string"}, "message": {"type": "string"}}),
+            "request_id": {"type": "string"},
+        }
+    ),
+    "Usage": _object(
+        {
+            "prompt_tokens": _COUNT,
+            "completion_tokens": _COUNT,
+            "total_tokens": _COUNT,
+            "prompt_tokens_details": _object({"cached_tokens": _COUNT}),
+        }
+    ),
+    "Message": _object(
+        {
+            "role": {"enum": ["system", "developer", "user", "assistant", "tool", "function"]},
+            "content": {"description": "Text, text parts, or null beside `tool_calls`."},
+            "name": text_of(256, "Whose message it is."),
+            "tool_calls": listed(ref("ToolCall"), MAX_TOOLS, "Calls that the assistant made."),
+            "tool_call_id": text_of(256, "The call that a tool's message answers."),
+            "reasoning_content": {"type": ["string", "null"], "description": "What the assistant thought."},
+        },
+        ["role"],
+    ),
+    "Tool": _object(
+        {
+            "type": {"const": "function"},
+            "function": _object(
+                {
+                    "name": {"type": "string", "minLength": 1, "maxLength": 256},
+                    "description": {"type": ["string", "null"]},
+                    "parameters": mapping("A JSON Schema."),
+                },
+                ["name"],
+            ),
+        }
+    ),
+    "ToolCall": _object(
+        {
+            "id": {"type": "string"},
+            "type": {"const": "function"},
+            "function": _object({"name": {"type": "string"}, "arguments": {"type": "string"}}),
+        },
+        ["function"],
+    ),
+    "ChatAnswer": _answer(
+        "chat.completion",
+        _object(
+            {
+                "index": _COUNT,
+                "message": _object(
+                    {
+                        "role": {"const": "assistant"},
+                        "content": {"type": ["string", "null"]},
+                        "refusal": {"type": ["string", "null"]},
+                        "reasoning_content": {"type": "string"},
+                        "tool_calls": {"type": "array", "items": ref("ToolCall")},
+                    },
+                    ["role", "content"],
+                ),
+                "logprobs": _NULLABLE,
+                "finish_reason": _FINISH,
+            }
+        ),
+    ),
+    "CompletionAnswer": _answer(
+        "text_completion",
+        _object({"index": _COUNT, "text": {"type": "string"}, "logprobs": _NULLABLE, "finish_reason": _FINISH}),
+    ),
+    "MessageAnswer": _object(
+        {
+            "id": {"type": "string"},
+            "type": {"const": "message"},
+            "role": {"const": "assistant"},
+            "model": {"type": "string"},
+            "content": {"type": "array", "items": _object({"type": {"enum": ["text", "thinking", "tool_use"]}})},
+            "stop_reason": {"enum": ["end_turn", "max_tokens", "stop_sequence", "tool_use"]},
+            "stop_sequence": {"type": ["string", "null"]},
+            "usage": _object({"input_tokens": _COUNT, "output_tokens": _COUNT}),
+        }
+    ),
+    "CountAnswer": _object({"input_tokens": _COUNT}),
+    "Tokens": _object(
+        {
+            "count": _COUNT,
+            "max_model_len": _COUNT,
+            "tokens": {"type": "array", "items": _COUNT},
+            "token_strs": {"type": ["array", "null"], "items": {"type": "string"}},
+        }
+    ),
+    "Text": _object({"prompt": {"type": "string"}, "content": {"type": "string"}}),
+    "TokenizerInfo": _object(
+        {
+            "model": {"type": "string"},
+            "vocab_size": _COUNT,
+            "max_model_len": _COUNT,
+            "special_tokens": {"type": "object", "additionalProperties": {"type": "string"}},
+            "eos_token_ids": {"type": "array", "items": _COUNT},
+            "has_chat_template": {"type": "boolean"},
+            "tool_format": {"type": "string"},
+            "reasoning_marks": {"type": ["array", "null"], "items": {"type": "string"}},
+        }
+    ),
+    "Model": _object(
+        {
+            "id": {"type": "string"},
+            "object": {"const": "model"},
+            "created": _COUNT,
+            "owned_by": {"type": "string"},
+            "root": {"type": "string"},
+            "parent": {"type": ["string", "null"]},
+            "max_model_len": {"type": ["integer", "null"]},
+        }
+    ),
+    "Models": _object({"object": {"const": "list"}, "data": {"type": "array", "items": ref("Model")}}),
+    "Health": _object({"status": {"type": "string"}}),
+    "Version": _object({"version": {"type": "string"}}),
+}
