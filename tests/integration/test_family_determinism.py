@@ -76,3 +76,15 @@ def test_a_model_with_a_layer_that_sees_everything_keeps_its_pages(tmp_path: Pat
     path = str(write_tiny_family(tmp_path / "gemma2", "gemma2"))
 
     assert inspect(WorkerLaunch(path, "mixed", -1)).scheduler_config.window_tokens == 0
+
+
+@pytest.mark.parametrize(("case", "windows"), [("gemma2", [16, 0, 16]), ("mistral", [16, 16]), ("qwen3", [16, 16])])
+def test_another_window_goes_to_the_layers_that_have_one_or_to_all(
+    tmp_path: Path, case: str, windows: list[int]
+) -> None:
+    path = str(write_tiny_family(tmp_path / case, case))
+
+    inspection = inspect(WorkerLaunch(path, "windows", -1, attention_window=16))
+
+    assert [inspection.spec.layer(index).window for index in range(inspection.spec.layers)] == windows
+    assert inspection.scheduler_config.window_tokens == (16 if all(windows) else 0)

@@ -32,17 +32,74 @@ BOUND = 1e-4
 LOST_IN_GGUF = {"mistral", "gemma3_scalar"}
 
 
-def assert_like_transformers(case: str, logits: np.ndarray) -> None:
+def relative_error(case: str, logits: np.ndarray) -> float:
+    """Returns the largest difference of a row over the row's root mean square, the worst row's."""
     golden = GOLDENS[case].astype(np.float64)
-    error = np.abs(logits - golden).max(axis=1) / np.sqrt((golden**2).mean(axis=1))
-    assert error.max() <= BOUND, f"relative error by row {error}"
+    return float((np.abs(logits - golden).max(axis=1) / np.sqrt((golden**2).mean(axis=1))).max())
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_logits_are_those_of_transformers(tmp_path: Path, case: str) -> None:
     folder = write_tiny_family(tmp_path / case, case)
 
-    assert_like_transformers(case, vm_logits(folder, text(), POSITIONS))
+    assert relative_error(case, vm_logits(folder, text(), POSITIONS)) <= BOUND
+
+
+# What a family has of its own, switched off in the description while weights and golden stay.
+WITHOUT = [
+    ("llama", {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}),
+    ("mistral", {"sliding_window": None}),
+    ("qwen2_window", {"max_window_layers": 0}),
+    ("qwen3_moe", {"norm_topk_prob": False}),
+    ("mixtral", {"num_experts_per_tok": 1}),
+    ("gemma2", {"attn_logit_softcapping": None}),
+    ("gemma2", {"final_logit_softcapping": None}),
+    ("gemma2", {"layer_types": ["full_attention"] * 3}),
+    ("gemma3", {"rope_local_base_freq": 1000000.0}),
+    ("gemma3", {"rope_scaling": None}),
+    ("gemma3_scalar", {"query_pre_attn_scalar": 64}),
+    ("phi3_longrope", {"original_max_position_embeddings": 4096}),
+    ("smollm3", {"no_rope_layer_interval": 5}),
+    ("gpt2", {"activation_function": "relu"}),
+]
+
+
+@pytest.mark.parametrize(
+    ("case", "change"), WITHOUT, ids=lambda value: value if isinstance(value, str) else str(*value)
+)
+def test_the_golden_feels_what_the_family_has_of_its_own(tmp_path: Path, case: str, change: dict[str, Any]) -> None:
+    folder = write_tiny_family(tmp_path / case, case)
+    (folder / "config.json").write_text(json.dumps({**CASES[case], **change}))
+
+    assert relative_error(case, vm_logits(folder, text(), POSITIONS)) > 10 * BOUND
+
+
+@pytest.mark.parametrize("case", ["gemma3", "phi3_longrope", "mixtral", "gpt2"])
+@pytest.mark.parametrize(
+    ("stored", "quantization", "bound"),
+    # Eight, eleven and about seven bits of weights; products of three layers and a head add up their errors.
+    [("BF16", "none", 0.03), ("F16", "none", 0.02), ("F32", "int8", 0.1)],
+    ids=["bf16", "f16", "int8"],
+)
+def test_narrower_weights_stay_near(tmp_path: Path, case: str, stored: str, quantization: str, bound: float) -> None:
+    folder = write_tiny_family(tmp_path / case, case, dtype=stored)
+
+    logits = vm_logits(folder, text(), POSITIONS, dtype="bf16", quantization=quantization)
+
+    golden = GOLDENS[case].astype(np.float64)
+    assert np.sqrt(((logits - golden) ** 2).mean() / (golden**2).mean()) <= bound
+
+
+def test_short_factors_of_longrope_serve_the_original_context(tmp_path: Path) -> None:
+    folder = write_tiny_family(tmp_path / "phi3", "phi3_longrope")
+
+    short = vm_logits(folder, text()[:50], POSITIONS[:5], context_tokens=64)
+    long = vm_logits(folder, text()[:50], POSITIONS[:5])
+
+    golden = GOLDENS["phi3_longrope_short"].astype(np.float64)
+    scale = np.sqrt((golden**2).mean())
+    assert np.abs(short - golden).max() / scale <= BOUND
+    assert np.abs(long - golden).max() / scale > 10 * BOUND
 
 
 @pytest.mark.parametrize("case", CONVERTED)
@@ -64,4 +121,4 @@ def test_logits_of_a_gguf_file_are_those_of_transformers(tmp_path: Path, case: s
 
     path = write_tiny_family_gguf(tmp_path / f"{case}.gguf", case, metadata)
 
-    assert_like_transformers(case, vm_logits(path, text(), POSITIONS))
+    assert relative_error(case, vm_logits(path, text(), POSITIONS)) <= BOUND

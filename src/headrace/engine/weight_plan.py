@@ -123,6 +123,9 @@ def _layout(spec: WeightSpec, parts: list[SourcePart], dtype: str, quantization:
     assert spec.k % GROUP == 0, f"{spec.name}: k = {spec.k}"
     is_vocabulary = any(part.role in _VOCABULARY_ROLES for part in spec.parts)
     stored = [part.tensor.dtype for part in parts]
+    if any(Role.of(part.role).name == "router" for part in spec.parts):
+        # A share of a percent of the weights, and a wrong choice of experts changes the row altogether.
+        return choose_layout(stored, dtype, "none", is_vocabulary=False)
     return choose_layout(stored, dtype, quantization, is_vocabulary=is_vocabulary)
 
 

@@ -22,8 +22,10 @@ def vm_logits(
     *,
     context_tokens: int | None = None,
     isa: str | None = None,
+    dtype: str = "fp32",
+    quantization: str = "none",
 ) -> NDArray[np.float64]:
-    """Returns the logits [rows, vocabulary] of one text on the exact path, in one step.
+    """Returns the logits [rows, vocabulary] of one text, computed in one step; by default on the exact path.
 
     Args:
         rows: positions of the text.
@@ -35,7 +37,8 @@ def vm_logits(
         socket_fd=-1,
         threads=1,
         isa=isa,
-        dtype="fp32",
+        dtype=dtype,
+        quantization=quantization,
         max_step_tokens=len(tokens),
         max_context_tokens=context_tokens,
         kv_cache_tokens=1024,
