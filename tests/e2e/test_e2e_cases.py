@@ -105,9 +105,11 @@ def test_case(name: str, demo_server: Any, request: pytest.FixtureRequest) -> No
     if name in LATER:
         answer = demo_server.post(CASES[name]["request"]["path"], CASES[name]["request"]["body"])
         assert 400 <= answer.status < 500, LATER[name]
-        assert answer.json()["error"]["type"] == "invalid_request_error"
+        assert answer.json()["error"]["message"]
         return
-    server = request.getfixturevalue("own_demo_server") if name == "jc-063" else demo_server
+    # One hurts its server; a prompt that fills the context takes the demo model a minute.
+    others = {"jc-063": "own_demo_server", "jc-038": "server"}
+    server = request.getfixturevalue(others[name]) if name in others else demo_server
 
     CHECKS[name](Play(server, CASES[name]))
 

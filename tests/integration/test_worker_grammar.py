@@ -11,7 +11,7 @@ from tests.integration.test_worker_process import PROMPT, Process, end, start, t
 
 from headrace.protocol.frames import Abort, Failed, Finished, FinishReason, Grammar, GrammarKind, Sampling, Submit
 from headrace.protocol.launch import WorkerLaunch
-from headrace.testing.tiny import write_tiny_llama
+from headrace.testing.tiny import write_tiny_gguf, write_tiny_llama
 from headrace.testing.tiny_vocabulary import byte_alphabet, vocabulary
 
 SCHEMA = {
@@ -25,10 +25,13 @@ DOUBLING = "start: x0\n" + "".join(f"x{i}: x{i + 1} x{i + 1}\n" for i in range(6
 JSON = Grammar(GrammarKind.JSON, json.dumps(SCHEMA))
 
 
-@pytest.fixture(scope="module")
-def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
+@pytest.fixture(scope="module", params=["safetensors", "gguf"])
+def worker(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Process]:
     folder = tmp_path_factory.mktemp("grammar")
-    model = write_tiny_llama(folder / "tiny", is_tied=False)
+    if request.param == "gguf":
+        model = write_tiny_gguf(folder / "tiny.gguf", is_tied=False)
+    else:
+        model = write_tiny_llama(folder / "tiny", is_tied=False)
     launch = WorkerLaunch(str(model), "tiny", -1, kv_cache_tokens=512, kv_cache_ratio=0.5, max_sequences=8)
     process = start(folder, launch)
     process.wait_ready()

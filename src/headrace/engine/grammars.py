@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from headrace.base.errors import EngineError, HeadraceError
+from headrace.base.errors import EngineError, RequestError
 from headrace.base.log import get_log
 from headrace.protocol.frames import Failed, Finished, FinishReason, Grammar, Submit
 from headrace.text.grammar import GrammarState, GrammarVocabulary
@@ -106,7 +106,7 @@ class Grammars:
             if (owner, submit.request_id) in self._pending:
                 try:
                     state = self._state(submit)
-                except HeadraceError as error:
+                except RequestError as error:
                     failed = Failed(submit.request_id, error.stable_code, error.message, has_started=False)
                 except Exception:  # the thread's edge: a bug fails one request
                     log.exception("engine_error", reason="grammar")

@@ -18,6 +18,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 
@@ -44,6 +45,7 @@ from headrace.protocol.frames import (
     WorkerState,
 )
 from headrace.protocol.launch import WorkerLaunch
+from headrace.registry.model import open_model
 from headrace.text.grammar import GrammarVocabulary
 from headrace.text.tokenizer import Tokenizer
 
@@ -288,8 +290,8 @@ class Worker:
 
 
 def _vocabulary(inspection: Inspection) -> GrammarVocabulary:
-    """Reads the model's tokenizer, for grammars."""
-    files = inspection.files
+    """Reads the model's tokenizer, for grammars; the engine itself opened the model without."""
+    files = open_model(Path(inspection.launch.model_path))
     is_gguf = files.kind == "gguf"
     tokenizer = Tokenizer.from_gguf(files.metadata) if is_gguf else Tokenizer.from_files(files.tokenizer_files)
     vocab_size = inspection.spec.vocab_size

@@ -134,7 +134,7 @@ CHAT: Final[dict[str, Schema]] = {
         "description": '`"none"`, `"auto"`, `"required"`, a named function, or `allowed_tools`. A forced call is kept '
         "to its schema by a grammar."
     },
-    "parallel_tool_calls": flag("Several calls in one answer (default true)."),
+    "parallel_tool_calls": flag("Several calls in one answer (default true; false where a call is forced)."),
     "chat_template_kwargs": mapping("Variables of the model's chat template, such as `enable_thinking`."),
     "add_generation_prompt": flag("End the prompt with the opening of the assistant's turn (default true)."),
     "continue_final_message": flag("Go on with the last message instead."),

@@ -21,7 +21,8 @@ class ToolUse:
         tools: OpenAI's function tools, as they came; what the template shows.
         callable_tools: those of them that may be called, at least one.
         is_forced: the answer must be a call.
-        is_parallel: it may be several.
+        is_parallel: it may be several. A forced answer is one call unless the client says ``parallel_tool_calls``:
+            where nothing but calls may follow, small models repeat theirs until their tokens run out.
     """
 
     tools: list[dict[str, object]]
@@ -38,6 +39,7 @@ def take_tool_use(fields: Fields) -> ToolUse | None:
     """
     tools = parse_tools(fields)
     choice = fields.take("tool_choice")
+    is_asked = fields.take("parallel_tool_calls") is not None
     is_parallel = fields.flag("parallel_tool_calls", default=True)
     if choice is None:
         choice = "auto"
@@ -50,9 +52,10 @@ def take_tool_use(fields: Fields) -> ToolUse | None:
             return None
         raise RequestError("tool_choice asks for a tool but tools is empty", param="tool_choice")
     if isinstance(choice, str):
-        return ToolUse(tools, tools, choice == "required", is_parallel)
+        is_forced = choice == "required"
+        return ToolUse(tools, tools, is_forced, is_parallel and (is_asked or not is_forced))
     if choice.get("type") == "allowed_tools":
-        return _take_allowed(choice, tools, is_parallel=is_parallel)
+        return _take_allowed(choice, tools, is_parallel=is_parallel, is_asked=is_asked)
     return ToolUse(tools, [_find(choice, tools)], is_forced=True, is_parallel=False)
 
 
@@ -71,7 +74,9 @@ def parameters_of(tool: dict[str, object]) -> dict[str, object]:
     return parameters if isinstance(parameters, dict) and parameters else {"type": "object"}
 
 
-def _take_allowed(choice: dict[str, object], tools: list[dict[str, object]], *, is_parallel: bool) -> ToolUse:
+def _take_allowed(
+    choice: dict[str, object], tools: list[dict[str, object]], *, is_parallel: bool, is_asked: bool
+) -> ToolUse:
     inner = choice.get("allowed_tools")
     names = inner.get("tools") if isinstance(inner, dict) else None
     mode = inner.get("mode", "auto") if isinstance(inner, dict) else None
@@ -80,7 +85,8 @@ def _take_allowed(choice: dict[str, object], tools: list[dict[str, object]], *, 
             "tool_choice.allowed_tools must be an object with mode and a list of tools", param="tool_choice"
         )
     allowed = [_find(name, tools) for name in names]
-    return ToolUse(tools, allowed, mode == "required", is_parallel)
+    is_forced = mode == "required"
+    return ToolUse(tools, allowed, is_forced, is_parallel and (is_asked or not is_forced))
 
 
 def _find(choice: object, tools: list[dict[str, object]]) -> dict[str, object]:

@@ -182,14 +182,14 @@ def test_tools_are_hidden_from_the_template_when_none_may_be_called() -> None:
     ("choice", "is_forced", "is_parallel"),
     [
         pytest.param("auto", False, True, id="auto"),
-        pytest.param("required", True, True, id="required"),
+        pytest.param("required", True, False, id="required"),
         pytest.param({"type": "function", "function": {"name": "set_lamp"}}, True, False, id="named"),
         pytest.param(
             {
                 "type": "allowed_tools",
                 "allowed_tools": {"mode": "required", "tools": [{"function": {"name": "set_lamp"}}]},
             },
-            True, True, id="allowed",
+            True, False, id="allowed",
         ),
     ],
 )  # fmt: skip
@@ -202,6 +202,7 @@ def test_a_choice_says_which_tools_may_be_called(choice: Any, is_forced: bool, i
     assert use.tools == [TOOL, other]
     assert use.callable_tools == ([TOOL, other] if isinstance(choice, str) else [TOOL])
     assert not chat(tools=[TOOL], parallel_tool_calls=False).tools.is_parallel
+    assert chat(tools=[TOOL], tool_choice="required", parallel_tool_calls=True).tools.is_parallel
 
 
 @pytest.mark.parametrize(
