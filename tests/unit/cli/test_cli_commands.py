@@ -21,7 +21,7 @@ from headrace.testing.tiny import write_tiny_llama
 
 COMMANDS = [
     "serve", "pull", "status", "doctor", "models list", "models show", "models verify", "models remove",
-    "config show", "config check", "bench engine",
+    "config show", "config check", "bench engine", "bench quality",
 ]  # fmt: skip
 
 
