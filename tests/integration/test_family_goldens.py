@@ -1,7 +1,7 @@
 """Every family against transformers: the logits of tiny random models on the exact path, from both kinds of file.
 
-tests/golden/families.npz holds transformers' logits, families_gguf.json what llama.cpp's converter makes of the same
-models (scripts/family-goldens).
+tests/golden/families.npz holds transformers' logits, families_saved.json what it writes when it saves the same models,
+families_gguf.json what llama.cpp's converter makes of them (scripts/family-goldens).
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ from zlib import crc32
 import numpy as np
 import pytest
 
+from headrace.program.spec import spec_from_config
 from headrace.testing.logits import vm_logits
 from headrace.testing.tiny_families import (
     CASES,
     POSITIONS,
     text,
     tiny_gguf_weights,
+    tiny_weights,
     write_tiny_family,
     write_tiny_family_gguf,
 )
@@ -27,6 +29,7 @@ from headrace.testing.tiny_families import (
 FOLDER = Path(__file__).parents[1] / "golden"
 GOLDENS = np.load(FOLDER / "families.npz")
 CONVERTED: dict[str, dict[str, Any]] = json.loads((FOLDER / "families_gguf.json").read_text())
+SAVED: dict[str, dict[str, Any]] = json.loads((FOLDER / "families_saved.json").read_text())
 BOUND = 1e-4
 # GGUF has no key for these, so such a file is another model: Mistral's window, Gemma's other scale of the scores.
 LOST_IN_GGUF = {"mistral", "gemma3_scalar"}
@@ -100,6 +103,14 @@ def test_short_factors_of_longrope_serve_the_original_context(tmp_path: Path) ->
     scale = np.sqrt((golden**2).mean())
     assert np.abs(short - golden).max() / scale <= BOUND
     assert np.abs(long - golden).max() / scale > 10 * BOUND
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_transformers_saves_again_is_the_same_model(case: str) -> None:
+    saved = SAVED[case]
+
+    assert spec_from_config(saved["config"]) == spec_from_config(CASES[case])
+    assert saved["names"] == sorted(tiny_weights(CASES[case]))
 
 
 @pytest.mark.parametrize("case", CONVERTED)
