@@ -14,8 +14,10 @@ from zlib import crc32
 import numpy as np
 import pytest
 
+from headrace.kernels.vm import available_isas
 from headrace.program.spec import spec_from_config
 from headrace.testing.logits import vm_logits
+from headrace.testing.tiny_blocks import encode
 from headrace.testing.tiny_families import (
     CASES,
     POSITIONS,
@@ -25,6 +27,7 @@ from headrace.testing.tiny_families import (
     write_tiny_family,
     write_tiny_family_gguf,
 )
+from headrace.testing.tiny_files import safetensors_bytes
 
 FOLDER = Path(__file__).parents[1] / "golden"
 GOLDENS = np.load(FOLDER / "families.npz")
@@ -103,6 +106,34 @@ def test_short_factors_of_longrope_serve_the_original_context(tmp_path: Path) ->
     scale = np.sqrt((golden**2).mean())
     assert np.abs(short - golden).max() / scale <= BOUND
     assert np.abs(long - golden).max() / scale > 10 * BOUND
+
+
+@pytest.mark.parametrize("isa", available_isas())
+@pytest.mark.parametrize("case", ["gemma3", "phi3_longrope", "mixtral", "gpt2"])
+def test_every_instruction_set_gives_the_same_model(tmp_path: Path, case: str, isa: str) -> None:
+    folder = write_tiny_family(tmp_path / case, case)
+
+    assert relative_error(case, vm_logits(folder, text(), POSITIONS, isa=isa)) <= BOUND
+
+
+@pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model."])
+def test_the_language_model_beside_a_vision_tower_runs(tmp_path: Path, prefix: str) -> None:
+    config = CASES["gemma3"]
+    outer = ("bos_token_id", "eos_token_id", "tie_word_embeddings")
+    seeing = {
+        "architectures": ["Gemma3ForConditionalGeneration"],
+        "model_type": "gemma3",
+        "text_config": {key: value for key, value in config.items() if key not in (*outer, "architectures")},
+        **{key: config[key] for key in outer},
+    }
+    tensors = {
+        name.replace("model.", prefix, 1): encode(values, "F32") for name, values in tiny_weights(config).items()
+    }
+    tensors["vision_tower.vision_model.post_layernorm.weight"] = encode(np.ones(8, np.float32), "F32")
+    (tmp_path / "model.safetensors").write_bytes(safetensors_bytes(tensors))
+    (tmp_path / "config.json").write_text(json.dumps(seeing))
+
+    assert relative_error("gemma3", vm_logits(tmp_path, text(), POSITIONS)) <= BOUND
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -23,10 +23,11 @@ from headrace.registry.model import ModelFiles
 _VECTOR_TYPES = ("F32", "F16", "BF16")
 _VOCABULARY_ROLES = ("embed", "head")
 # Stored by some writers, never used: rotary frequencies are computed from the configuration (or read by the spec), and
-# GPT-2's attn.bias is the causal mask.
+# GPT-2's attn.bias is the causal mask. Vision towers belong to architectures whose language model alone runs here.
 _IGNORED = re.compile(
     r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq|rope_(freqs|factors_long|factors_short)\.weight"
     r"|(transformer\.)?h\.\d+\.attn\.(masked_)?bias"
+    r"|(model\.)?(vision_tower|multi_modal_projector)\..+"
 )
 _MAX_LISTED = 8
 _MAX_BIAS_BYTES = 2**20

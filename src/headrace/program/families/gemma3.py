@@ -1,7 +1,8 @@
 """Gemma 3, text only: Gemma 2's block with q and k norms, no cap of the scores, and two rotary bases.
 
 Five of six layers see a window and turn with the local base; the sixth sees everything and turns with the global one.
-GGUF's ``gemma3`` is read too; files that also hold a vision tower are not.
+Of Gemma3ForConditionalGeneration (4B and more) the language model runs and the vision tower is left aside: nothing here
+takes images. GGUF's ``gemma3`` is read too.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ from headrace.program.families.gemma2 import (
     gemma_window,
     gguf_attention_scale,
     gguf_sliding_layers,
-    sources,
     with_gemma_block,
 )
+from headrace.program.families.gemma2 import sources as gemma_sources
 from headrace.program.families.gguf_metadata import Tensors, optional_window, own_keys, spec_of_gguf
+from headrace.program.families.source import Source
 from headrace.program.keys import Keys
 from headrace.program.model import ModelSpec, RopeSpec
 
@@ -36,6 +38,8 @@ _LAYERS_OF_27B = 62
 
 def spec_from_config(architecture: str, keys: Keys, generation: Keys) -> ModelSpec:
     """Returns the spec that a ``config.json`` describes; raises as ``spec_of_config``."""
+    if architecture == "Gemma3ForConditionalGeneration":
+        keys = _text_half(keys)
     if keys.has("attn_logit_softcapping"):
         raise unsupported(keys, "attn_logit_softcapping", keys.values["attn_logit_softcapping"], "null")
     spec = gemma_spec(NAME, keys, generation, _DEFAULTS)
@@ -46,6 +50,17 @@ def spec_from_config(architecture: str, keys: Keys, generation: Keys) -> ModelSp
         spec, has_qk_norm=True, logit_softcap=keys.number("final_logit_softcapping", *CAP, default=0.0), rope=widest
     )
     return checked(keys.source, _with_local_layers(spec, is_sliding, gemma_window(keys), local))
+
+
+def _text_half(keys: Keys) -> Keys:
+    """Returns the keys of the language model inside a model that also sees."""
+    text = keys.mapping("text_config")
+    if text is None:
+        raise keys.refuse("text_config", "must be an object")
+    shared = ("bos_token_id", "eos_token_id", "tie_word_embeddings")
+    return Keys(
+        keys.source, {**text.values, **{key: keys.values[key] for key in shared if key in keys.values}}, text.prefix
+    )
 
 
 def _ropes(keys: Keys, context_tokens: int) -> tuple[RopeSpec, RopeSpec]:
@@ -90,3 +105,13 @@ def spec_from_gguf(keys: Keys, tensors: Tensors) -> ModelSpec:
         local = RopeSpec(own.number("rope.freq_base_swa", *THETA, default=_LOCAL_THETA))
         spec = _with_local_layers(spec, gguf_sliding_layers(own, spec.layers, 6), window, local)
     return checked(keys.source, spec)
+
+
+def sources(spec: ModelSpec, role: str, kind: str) -> tuple[Source, ...]:
+    """Returns where a file of ``kind`` may keep a role; files with a vision tower name the language model apart."""
+    (plain,) = gemma_sources(spec, role, kind)
+    if kind == "gguf":
+        return (plain,)
+    inner = plain.name.removeprefix("model.")
+    apart = (f"language_model.{plain.name}", f"model.language_model.{inner}")
+    return (plain, *(replace(plain, name=name) for name in apart))

@@ -50,6 +50,7 @@ HF_FAMILIES: dict[str, Family] = {
     "GPT2LMHeadModel": gpt2,
     "Gemma2ForCausalLM": gemma2,
     "Gemma3ForCausalLM": gemma3,
+    "Gemma3ForConditionalGeneration": gemma3,
     "LlamaForCausalLM": llama,
     "MistralForCausalLM": llama,
     "MixtralForCausalLM": mixtral,
