@@ -202,9 +202,12 @@ def test_an_assistant_turn_of_tool_calls_alone_counts_the_same(server: Any, form
 
     body = good(server.post(CHAT, chat(server, messages=messages, tools=[LAMP], tool_choice="none")))
 
-    plain = [messages[0], {"role": "assistant", "content": ""}, messages[2]]
-    expected = good(server.post(CHAT, chat(server, messages=plain)))
+    same = [messages[0], {**turn, "content": ""}, messages[2]]
+    expected = good(server.post(CHAT, chat(server, messages=same)))
+    silent = [messages[0], {"role": "assistant", "content": ""}, messages[2]]
+    fewer = good(server.post(CHAT, chat(server, messages=silent)))
     assert body["usage"]["prompt_tokens"] == expected["usage"]["prompt_tokens"]
+    assert body["usage"]["prompt_tokens"] > fewer["usage"]["prompt_tokens"]  # the calls are in the prompt
 
 
 def test_text_parts_count_the_same_as_text(server: Any) -> None:
@@ -228,14 +231,14 @@ def test_length_is_the_reason_when_the_limit_ends_it(server: Any, name: str) -> 
 
 
 def test_a_full_context_is_length_or_refused(server: Any) -> None:
-    prompt = [3 + index % 250 for index in range(504)]
+    prompt = [3 + index % 250 for index in range(2040)]
 
     answer = server.post(TEXT, completion(server, prompt=prompt, max_tokens=64, ignore_eos=True))
 
     if answer.status == 200:
         body = answer.json()
         assert body["choices"][0]["finish_reason"] == "length"
-        assert body["usage"]["total_tokens"] <= 512
+        assert body["usage"]["total_tokens"] <= 2048
     else:
         assert refused(answer)["code"] == "context_length_exceeded"
 
@@ -317,7 +320,7 @@ def test_a_context_that_cannot_hold_the_prompt_says_both_numbers(server: Any) ->
 
         assert error["code"] == "context_length_exceeded"
         assert "maximum context length" in error["message"]
-        assert "512" in error["message"]
+        assert "2048" in error["message"]
 
 
 def test_the_second_time_a_prompt_is_partly_cached(server: Any) -> None:

@@ -44,6 +44,12 @@ _TOOL: Final = {
     "type": "function",
     "function": {"name": "f", "description": "d", "parameters": {"type": "object", "properties": {}}},
 }
+_SCHEMA: Final = {
+    "type": "object",
+    "properties": {"a": {"$ref": "#/$defs/n"}, "b": {"type": "array", "items": {"type": "string"}, "maxItems": 2}},
+    "required": ["a"],
+    "$defs": {"n": {"anyOf": [{"type": "integer", "minimum": 0}, {"type": "null"}]}},
+}
 _JUNK: Final[tuple[Any, ...]] = ("x", -1, 10**30, 1.5, True, [], {}, [[]], {"a": 1}, "\ud800", [None])
 
 # Field to values that are fine, on both routes.
@@ -66,10 +72,29 @@ _GOOD: Final[dict[str, tuple[Any, ...]]] = {
     "unknown_field": (1, [1], {"a": None}),
     "priority": (0, 1, None),
     "cache_salt": ("", "salt", None),
+    "truncate_prompt_tokens": (-1, 1, 300, None),
+    "include_stop_str_in_output": (True, False, None),
+    "skip_special_tokens": (True, False, None),
+    "allowed_token_ids": ([], [40, 41, 42], None),
 }
+# What an answer must look like; one of them at a time, and without tools.
+_WISHES: Final[tuple[dict[str, Any], ...]] = (
+    {"response_format": {"type": "text"}},
+    {"response_format": {"type": "json_object"}},
+    {"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": _SCHEMA}}},
+    {"structured_outputs": {"json": _SCHEMA}},
+    {"structured_outputs": {"choice": ["ja", "nein"]}},
+    {"structured_outputs": {"json_object": False}},
+    {"guided_regex": "[a-z]{1,5}"},
+    {"guided_choice": ["one", "two", "🦊"]},
+    {"guided_grammar": 'start: "a" start | "b"'},
+    {"guided_json": {"enum": [1, 2, None]}},
+)
 _GOOD_CHAT: Final[dict[str, tuple[Any, ...]]] = {
     "max_completion_tokens": (1, 4, None),
     "tools": (None, [], [_TOOL]),
+    "tool_choice": (None, "auto", "none"),
+    "parallel_tool_calls": (True, False, None),
     "metadata": ({"a": "b"}, None),
     "store": (False, None),
     "chat_template_kwargs": ({}, {"enable_thinking": False}, None),
@@ -78,7 +103,7 @@ _GOOD_CHAT: Final[dict[str, tuple[Any, ...]]] = {
 _GOOD_TEXT: Final[dict[str, tuple[Any, ...]]] = {
     "echo": (True, False, None),
     "logprobs": (0, 1, 5, None),
-    "best_of": (1, None),
+    "best_of": (None,),
     "add_special_tokens": (True, False),
 }
 # Field to values that are wrong on both routes.
@@ -100,6 +125,14 @@ _BAD: Final[dict[str, tuple[Any, ...]]] = {
     "model": (5, [], {}, ""),
     "ignore_eos": ("x", 1),
     "priority": (-1, "x", 1.5),  # nobody may put itself before others
+    "truncate_prompt_tokens": (0, -2, "x", 1.5),
+    "allowed_token_ids": ([-1], ["x"], [99_999], 5),
+    "prompt_logprobs": (-1, 21, "x"),
+    "guided_regex": ("(a", "(?=a)b", "", 5, "a" * 300_000),
+    "guided_json": ("{", 5, {"type": "strin"}, {"$ref": "#/x"}, {"type": "array", "uniqueItems": True}, False),
+    "guided_grammar": ("start: nobody", "", 5, "root ::= (", "("),
+    "guided_choice": ([], [5], [""], "x"),
+    "structured_outputs": ({}, {"json": {}, "regex": "a"}, {"regex": "["}, 5, {"json_object": 5}),
 }
 _BAD_CHAT: Final[dict[str, tuple[Any, ...]]] = {
     "messages": (
@@ -112,7 +145,9 @@ _BAD_CHAT: Final[dict[str, tuple[Any, ...]]] = {
     "top_logprobs": (2, -1, 21, "x"),
     "tools": ("x", [5], [{}], [{"type": "function"}]),
     "chat_template_kwargs": ("x", {"messages": 1}, {"x": [1]}),
-    "response_format": (5, {"type": "martian"}),
+    "response_format": (5, {"type": "martian"}, {"type": "json_schema"}, {"type": "json_object", "schema": 5}),
+    "tool_choice": ("maybe", "required", {"type": "function", "function": {"name": "nobody"}}, 5, {}),
+    "parallel_tool_calls": ("x", 1),
     "max_completion_tokens": (0, -1, "x"),
 }  # fmt: skip
 _BAD_TEXT: Final[dict[str, tuple[Any, ...]]] = {
@@ -152,6 +187,10 @@ class BodyMaker:
             if name == "top_logprobs" and value == 2:
                 fields.pop("logprobs", None)  # then it has nothing to belong to
             fields[name] = value
+            if name in ("prompt", "messages"):
+                fields.pop("truncate_prompt_tokens", None)  # or a prompt that is too long would be cut
+            if name == "tool_choice":
+                fields.pop("tools", None)  # so that there is nothing to choose from
             return self._body(path, fields, Verdict.BAD, f"{name}={str(value)[:40]!r}")
         if draw < 0.85:
             name = random.choice(("model", "messages" if path == CHAT else "prompt"))
@@ -171,6 +210,10 @@ class BodyMaker:
         table = _GOOD | (_GOOD_CHAT if path == CHAT else _GOOD_TEXT)
         for name in random.sample(list(table), random.randrange(8)):
             fields[name] = random.choice(table[name])
+        if random.random() < 0.2:
+            fields |= random.choice(_WISHES)
+            fields.pop("tools", None)
+            fields.pop("allowed_token_ids", None)
         if path == CHAT and random.random() < 0.3:
             fields["logprobs"] = True
             fields["top_logprobs"] = random.choice((None, 0, 3, 20))
