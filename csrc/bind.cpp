@@ -111,11 +111,11 @@ class PyVm {
     vm_->set_threads(threads);
   }
 
-  void step(const In<int32_t, 1>& tokens, const In<int32_t, 1>& positions, const In<int32_t, 1>& seq_starts,
-            const In<int32_t, 2>& block_tables, const Bytes& outputs, const Out<uint8_t, 1>& results,
-            const Out<int32_t, 2>& top_ids, const Out<float, 2>& top_logprobs, const In<int32_t, 1>& count_ids,
-            const In<int32_t, 1>& counts, const In<int32_t, 1>& bias_ids, const In<float, 1>& bias_values,
-            const In<uint32_t, 2>& masks, int64_t num_records) {
+  void step(const In<int32_t, 1>& tokens, const In<int32_t, 1>& token_types, const In<int32_t, 1>& positions,
+            const In<int32_t, 1>& seq_starts, const In<int32_t, 2>& block_tables, const Bytes& outputs,
+            const Out<uint8_t, 1>& results, const Out<int32_t, 2>& top_ids, const Out<float, 2>& top_logprobs,
+            const In<int32_t, 1>& count_ids, const In<int32_t, 1>& counts, const In<int32_t, 1>& bias_ids,
+            const In<float, 1>& bias_values, const In<uint32_t, 2>& masks, int64_t num_records) {
     if (is_running_) throw std::invalid_argument("a step of this VM is running already");
     if (seq_starts.size() < 2) throw std::invalid_argument("seq_starts needs at least two entries");
     const auto results_in = rows_of<ResultRow>(Bytes(results));
@@ -124,6 +124,8 @@ class PyVm {
         .positions = view(positions),
         .seq_starts = view(seq_starts),
         .row_seq = {},
+        .token_types = view(token_types),
+        .step_pages = {},
         .block_tables = view(block_tables),
         .max_blocks = static_cast<int32_t>(block_tables.shape(1)),
         .outputs = rows_of<OutputRow>(outputs),
@@ -253,10 +255,10 @@ NB_MODULE(_native, m) {
       .def(nb::init<const nb::bytes&, int64_t, std::vector<PyWeight>, int32_t, const std::string&, int32_t, int32_t,
                     int32_t, int32_t, int32_t, int32_t, int32_t, int32_t, int32_t>())
       // No array may be converted: a converted result would be a copy, and a converted input hides a mistake.
-      .def("step", &PyVm::step, "tokens"_a.noconvert(), "positions"_a.noconvert(), "seq_starts"_a.noconvert(),
-           "block_tables"_a.noconvert(), "outputs"_a.noconvert(), "results"_a.noconvert(), "top_ids"_a.noconvert(),
-           "top_logprobs"_a.noconvert(), "count_ids"_a.noconvert(), "counts"_a.noconvert(), "bias_ids"_a.noconvert(),
-           "bias_values"_a.noconvert(), "masks"_a.noconvert(), "num_records"_a)
+      .def("step", &PyVm::step, "tokens"_a.noconvert(), "token_types"_a.noconvert(), "positions"_a.noconvert(),
+           "seq_starts"_a.noconvert(), "block_tables"_a.noconvert(), "outputs"_a.noconvert(), "results"_a.noconvert(),
+           "top_ids"_a.noconvert(), "top_logprobs"_a.noconvert(), "count_ids"_a.noconvert(), "counts"_a.noconvert(),
+           "bias_ids"_a.noconvert(), "bias_values"_a.noconvert(), "masks"_a.noconvert(), "num_records"_a)
       .def("set_threads", &PyVm::set_threads)
       .def("read_arena", &PyVm::read_arena)
       .def("read_page", &PyVm::read_page)

@@ -74,8 +74,13 @@ void Vm::check_record(const Record& record) {
       fail("kv_heads ", kv_heads, " must be the pool's ", kv_.kv_heads, " and divide heads ", heads);
     }
     if (head_size != kv_.head_size) fail("head_size ", head_size, " is not the pool's ", kv_.head_size);
-    if (layer < 0 || layer >= kv_.layers) fail("layer ", layer, ", the KV pool has ", kv_.layers);
-    has_kv_ = has_positions_ = true;
+    if (layer == kStepPages) {
+      has_step_pages_ = true;
+    } else {
+      if (layer < 0 || layer >= kv_.layers) fail("layer ", layer, ", the KV pool has ", kv_.layers);
+      has_kv_ = true;
+      limit_positions(int64_t{kv_.blocks} * kBlockTokens);
+    }
     limits_.max_heads = std::max(limits_.max_heads, heads);
     limits_.max_kv_heads = std::max(limits_.max_kv_heads, kv_heads);
     limits_.max_head_size = std::max(limits_.max_head_size, head_size);
@@ -93,6 +98,12 @@ void Vm::check_record(const Record& record) {
       check_buffer("out", r.out, r.width);
       const auto rows = static_cast<int32_t>(n);
       vocab_ = vocab_ == 0 ? rows : std::min(vocab_, rows);
+      if (r.types != -1) {
+        if (r.types < 0 || r.types >= static_cast<int64_t>(weights_.size())) fail("types is ", r.types);
+        const int64_t types = weights_[static_cast<size_t>(r.types)].n;
+        check_matrix("types", r.types, types, r.width);
+        token_types_ = static_cast<int32_t>(std::min<int64_t>(token_types_ == 0 ? types : token_types_, types));
+      }
       if (r.positions == -1) return;
       if (r.positions < 0 || r.positions >= static_cast<int64_t>(weights_.size())) fail("positions is ", r.positions);
       const int64_t learned = weights_[static_cast<size_t>(r.positions)].n;
@@ -109,7 +120,8 @@ void Vm::check_record(const Record& record) {
       check_vector("bias", r.bias, r.n);
       check_prologue(r);
       check_enum("epilogue", r.epilogue, Epilogue::kGlu);
-      check_enum("activation", r.activation, Activation::kRelu);
+      check_enum("activation", r.activation, Activation::kTanh);
+      check_enum("domain", r.domain, Domain::kSequences);
       const bool is_glu = r.epilogue == static_cast<int32_t>(Epilogue::kGlu);
       if (is_glu && r.n % (2 * kLanes) != 0) fail("a gated product needs n in 32s, n is ", r.n);
       check_buffer("out", r.out, is_glu ? r.n / 2 : r.n);
@@ -146,6 +158,9 @@ void Vm::check_record(const Record& record) {
       check_buffer("q", r.q, int64_t{r.heads} * r.head_size);
       check_buffer("out", r.out, int64_t{r.heads} * r.head_size);
       if (r.window < 0) fail("window is ", r.window);
+      if (r.is_bidirectional != 0 && (r.is_bidirectional != 1 || r.layer != kStepPages)) {
+        fail("is_bidirectional is ", r.is_bidirectional, ", with pages of layer ", r.layer);
+      }
       if (!std::isfinite(r.scale) || !(r.softcap >= 0.0f)) fail("scale or softcap of attention is out of range");
       return;
     }
@@ -164,6 +179,17 @@ void Vm::check_record(const Record& record) {
       if (r.k % kGroup != 0) fail("k is ", r.k, ", it must be a multiple of ", kGroup);
       check_prologue(r);
       check_enum("epilogue", r.epilogue, Epilogue::kAdd);
+      check_enum("domain", r.domain, Domain::kSequences);
+      check_buffer("out", r.out, r.k);
+      if (r.out == r.input) fail("out is the input");
+      return;
+    }
+    case Opcode::kPool: {
+      const auto r = record.as<PoolRecord>();
+      positive("k", r.k);
+      if (r.k % kGroup != 0) fail("k is ", r.k, ", it must be a multiple of ", kGroup);
+      check_prologue(r);
+      check_enum("pooling", r.pooling, Pooling::kLast);
       check_buffer("out", r.out, r.k);
       if (r.out == r.input) fail("out is the input");
       return;
@@ -179,7 +205,7 @@ void Vm::check_record(const Record& record) {
       check_matrix("down", r.down, int64_t{r.experts} * r.k, r.hidden);
       check_prologue(r);
       check_buffer("out", r.out, r.k);
-      check_enum("activation", r.activation, Activation::kRelu);
+      check_enum("activation", r.activation, Activation::kTanh);
       if (int64_t{limits_.max_rows} * r.top_k * std::max(r.k, r.hidden) > int64_t{1} << 40 ||
           int64_t{r.top_k} * r.hidden > std::numeric_limits<int32_t>::max()) {
         fail("the rows of a step times top_k ", r.top_k, " times ", std::max(r.k, r.hidden), " are out of range");
@@ -215,11 +241,23 @@ void Vm::check_step(const StepView& s) {
       if (token < 0 || token >= vocab_) fail("token id ", token, " is outside the vocabulary of ", vocab_);
     }
   }
+  if (!s.token_types.empty() && s.token_types.size() != s.tokens.size()) {
+    fail("token_types must have one entry per row, or none");
+  }
+  for (const int32_t type : s.token_types) {
+    if (type < 0 || type >= std::max(1, token_types_)) fail("token type ", type, " is outside the ", token_types_);
+  }
+  int32_t pages = 0;
   for (int32_t seq = 0; seq < sequences; ++seq) {
     const int32_t start = s.seq_starts[static_cast<size_t>(seq)], stop = s.seq_starts[static_cast<size_t>(seq) + 1];
     if (start < 0 || stop <= start || stop > rows) fail("sequence ", seq, " has rows ", start, " to ", stop);
     const int32_t position = s.positions[static_cast<size_t>(start)];
     if (position < 0) fail("row ", start, ": position ", position, " is negative");
+    if (has_step_pages_) {
+      if (position != 0) fail("sequence ", seq, " starts at position ", position, ", it must stand in the step whole");
+      step_pages_[static_cast<size_t>(seq)] = pages;
+      pages += (stop - start + kBlockTokens - 1) / kBlockTokens;
+    }
     for (int32_t row = start; row < stop; ++row) {
       if (s.positions[static_cast<size_t>(row)] != position + (row - start)) {
         fail("row ", row, ": positions of a sequence must rise by one");

@@ -11,9 +11,10 @@ struct Limits {
   int32_t max_sequences = 0;  // sequences of a step
   int32_t max_outputs = 0;    // output rows of a step
   int32_t max_top = 0;        // width of top_ids / top_logprobs
-  int32_t max_positions = 0;  // positions are below this: rows of position tables and kv blocks × 32, whichever is less
-  int32_t max_k = 0;          // widest input of any product
-  int32_t max_vocab = 0;      // columns of the widest head
+  int32_t max_positions =
+      0;  // positions are below this: rows of position tables and kv blocks × 32, whichever is less; none is INT32_MAX
+  int32_t max_k = 0;      // widest input of any product
+  int32_t max_vocab = 0;  // columns of the widest head
   int32_t max_heads = 0;
   int32_t max_kv_heads = 0;
   int32_t max_head_size = 0;

@@ -42,10 +42,12 @@ struct KvPool {
 // One step's inputs and outputs. R rows, S sequences, L output rows. Rows of a sequence are consecutive and their
 // positions rise by one; a sequence's KV before its first row is already in its pages.
 struct StepView {
-  std::span<const int32_t> tokens;        // [R]
-  std::span<const int32_t> positions;     // [R]
-  std::span<const int32_t> seq_starts;    // [S + 1] row ranges, seq_starts[0] == 0, seq_starts[S] == R
-  std::span<const int32_t> row_seq;       // [R] sequence of each row (derived by the VM)
+  std::span<const int32_t> tokens;       // [R]
+  std::span<const int32_t> positions;    // [R]
+  std::span<const int32_t> seq_starts;   // [S + 1] row ranges, seq_starts[0] == 0, seq_starts[S] == R
+  std::span<const int32_t> row_seq;      // [R] sequence of each row (derived by the VM)
+  std::span<const int32_t> token_types;  // [R], or empty for all 0
+  std::span<const int32_t> step_pages;  // [S] first of each sequence's pages in the step's own pool (derived by the VM)
   std::span<const int32_t> block_tables;  // [S][max_blocks]
   int32_t max_blocks = 0;
   std::span<const OutputRow> outputs;  // [L]
@@ -85,12 +87,33 @@ struct ThreadContext {
   const Weight* weights = nullptr;
   const StepView* step = nullptr;
   const KvPool* kv = nullptr;
-  Barrier* barrier = nullptr;  // all threads must arrive; see pool.h
+  const KvPool* step_kv = nullptr;  // of one layer: pages of the step's own rows (kStepPages)
+  Barrier* barrier = nullptr;       // all threads must arrive; see pool.h
 
   template <typename T>
   T* buffer(int64_t offset) const {
     return reinterpret_cast<T*>(arena + offset);
   }
+};
+
+// The pages of one record's layer: where they lie, and which belong to a sequence.
+struct LayerPages {
+  const KvPool& pool;
+  const StepView& step;
+  int32_t layer;
+  bool is_of_step;
+
+  LayerPages(const ThreadContext& context, int32_t record_layer)
+      : pool(record_layer == kStepPages ? *context.step_kv : *context.kv),
+        step(*context.step),
+        layer(record_layer == kStepPages ? 0 : record_layer),
+        is_of_step(record_layer == kStepPages) {}
+
+  int32_t block(int32_t seq, int32_t index) const {
+    return is_of_step ? step.step_pages[static_cast<size_t>(seq)] + index : step.block(seq, index);
+  }
+  uint8_t* k(int32_t block, int32_t head) const { return pool.k_page(layer, block, head); }
+  uint8_t* v(int32_t block, int32_t head) const { return pool.v_page(layer, block, head); }
 };
 
 // The share of `count` items that thread `thread` of `threads` owns: contiguous, and the same for the same numbers.

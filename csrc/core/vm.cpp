@@ -64,7 +64,7 @@ Vm::Vm(std::span<const Record> records, std::vector<Weight> weights, const VmCon
              .max_sequences = config.max_sequences,
              .max_outputs = config.max_outputs,
              .max_top = config.max_top,
-             .max_positions = kv_.blocks * kBlockTokens,
+             .max_positions = std::numeric_limits<int32_t>::max(),
              .threads = config.threads};
   for (size_t i = 0; i < weights_.size(); ++i) {
     const Weight& w = weights_[i];
@@ -87,7 +87,8 @@ Vm::Vm(std::span<const Record> records, std::vector<Weight> weights, const VmCon
     if (records_[i].phase() < phase) fail("record ", i, ": phases must not fall");
     // Ops of one phase still share prepared rows and scratch: only where one of two has neither may they follow freely.
     const auto is_plain = [&](size_t j) {
-      return records_[j].opcode() == Opcode::kEmbed || records_[j].opcode() == Opcode::kNorm;
+      const Opcode opcode = records_[j].opcode();
+      return opcode == Opcode::kEmbed || opcode == Opcode::kNorm || opcode == Opcode::kPool;
     };
     has_barrier_.push_back(i > 0 && (records_[i].phase() != phase || !is_plain(i) || !is_plain(i - 1)));
     phase = records_[i].phase();
@@ -100,6 +101,12 @@ Vm::Vm(std::span<const Record> records, std::vector<Weight> weights, const VmCon
 
   kv_memory_ = Memory(kv_.layers * (kv_.blocks * kv_.block_bytes()));
   kv_.data = kv_memory_.data();
+  // Each sequence starts on a page of its own: the last one of each may be all but empty.
+  step_kv_ = kv_;
+  step_kv_.layers = has_step_pages_ ? 1 : 0;
+  step_kv_.blocks = limits_.max_rows / kBlockTokens + limits_.max_sequences;
+  step_kv_memory_ = Memory(step_kv_.layers * (step_kv_.blocks * step_kv_.block_bytes()));
+  step_kv_.data = step_kv_memory_.data();
   const int64_t own = align_up(std::max({attention_scratch_bytes(limits_), head_scratch_bytes(limits_),
                                          qkv_scratch_bytes(limits_), moe_scratch_bytes(limits_)}));
   const int64_t shared =
@@ -107,6 +114,7 @@ Vm::Vm(std::span<const Record> records, std::vector<Weight> weights, const VmCon
   const int64_t own_rows = align_up(own_rows_bytes(limits_)), shared_rows = align_up(shared_rows_bytes(limits_));
   scratch_ = Memory(shared + shared_rows + limits_.threads * (own + own_rows));
   row_seq_.resize(static_cast<size_t>(limits_.max_rows));
+  step_pages_.resize(static_cast<size_t>(limits_.max_sequences));
   for (int32_t thread = 0; thread < limits_.threads; ++thread) {
     uint8_t* base = scratch_.data() + shared + shared_rows + thread * (own + own_rows);
     contexts_.push_back({.thread = thread,
@@ -122,6 +130,7 @@ Vm::Vm(std::span<const Record> records, std::vector<Weight> weights, const VmCon
                          .weights = weights_.data(),
                          .step = &step_,
                          .kv = &kv_,
+                         .step_kv = &step_kv_,
                          .barrier = &pool_.barrier()});
   }
 }
@@ -132,6 +141,7 @@ void Vm::step(StepView step, int64_t num_records) {
   if (num_records > all || num_records < -1) fail("num_records is ", num_records, ", the program has ", all);
   num_records_ = num_records < 0 ? all : num_records;
   step.row_seq = std::span<const int32_t>(row_seq_).first(step.tokens.size());
+  step.step_pages = step_pages_;
   step_ = step;
   pool_.run([](void* vm, int32_t thread) { static_cast<Vm*>(vm)->run_thread(thread); }, this);
 }

@@ -60,12 +60,16 @@ class Vm {
   std::vector<bool> has_barrier_;  // one before this record
   Limits limits_;
   KvPool kv_;
-  bool has_kv_ = false;         // any record reads or writes pages
-  bool has_positions_ = false;  // any record looks up positions, limits_.max_positions bounds them
-  int32_t vocab_ = 0;           // least rows of the embedding tables: token ids are below
+  bool has_kv_ = false;          // any record reads or writes pages
+  bool has_positions_ = false;   // any record looks up positions, limits_.max_positions bounds them
+  bool has_step_pages_ = false;  // any record reads or writes pages of the step's own rows
+  int32_t token_types_ = 0;      // least rows of the token type tables, 0 without one
+  int32_t vocab_ = 0;            // least rows of the embedding tables: token ids are below
   int32_t head_vocab_ = 0;
-  Memory arena_, kv_memory_, scratch_;
-  std::vector<int32_t> row_seq_;  // [max_rows]
+  KvPool step_kv_;
+  Memory arena_, kv_memory_, step_kv_memory_, scratch_;
+  std::vector<int32_t> row_seq_;     // [max_rows]
+  std::vector<int32_t> step_pages_;  // [max_sequences]
   std::vector<ThreadContext> contexts_;
   StepView step_;
   int64_t num_records_ = 0;

@@ -11,7 +11,8 @@ inline constexpr int32_t kBlockTokens = 32;
 inline constexpr int32_t kLanes = 16;
 inline constexpr int32_t kGroup = 32;
 inline constexpr int32_t kMaxLogprobs = 256;
-inline constexpr int32_t kOpcodeCount = 8;
+inline constexpr int32_t kStepPages = -1;
+inline constexpr int32_t kOpcodeCount = 9;
 
 enum class Opcode : int32_t {
   kEmbed = 1,
@@ -21,6 +22,7 @@ enum class Opcode : int32_t {
   kHead = 5,
   kNorm = 6,
   kMoe = 7,
+  kPool = 8,
 };
 
 enum class Norm : int32_t {
@@ -41,6 +43,18 @@ enum class Activation : int32_t {
   kGeluTanh = 2,
   kGeluErf = 3,
   kRelu = 4,
+  kTanh = 5,
+};
+
+enum class Domain : int32_t {
+  kRows = 0,
+  kSequences = 1,
+};
+
+enum class Pooling : int32_t {
+  kFirst = 0,
+  kMean = 1,
+  kLast = 2,
 };
 
 enum class Layout : int32_t {
@@ -68,6 +82,7 @@ struct EmbedRecord {
   float scale;  // multiplies the table's row
   int32_t positions;  // any matrix layout, n > any position + offset, k = width; or none
   int32_t position_offset;  // row of position 0
+  int32_t types;  // any matrix layout, n = token types, k = width; or none
 };
 
 static_assert(sizeof(EmbedRecord) <= kRecordBytes);
@@ -87,6 +102,7 @@ struct LinearRecord {
   float norm_eps;  // epsilon inside the root
   int32_t epilogue;  // Epilogue
   int32_t activation;  // Activation
+  int32_t domain;  // Domain of input and out
 };
 
 static_assert(sizeof(LinearRecord) <= kRecordBytes);
@@ -111,7 +127,7 @@ struct QkvRecord {
   float qk_norm_eps;  // epsilon of these
   int32_t rope;  // ROPE_F32 table [positions, rotary_size], or none
   int32_t rotary_size;  // first elements of a head that turn, i with i + rotary_size/2; 0 without a table
-  int32_t layer;  // index of this layer's KV pages
+  int32_t layer;  // index of this layer's KV pages, or STEP_PAGES
 };
 
 static_assert(sizeof(QkvRecord) <= kRecordBytes);
@@ -124,9 +140,10 @@ struct AttentionRecord {
   int32_t heads;  // query heads
   int32_t kv_heads;  // key and value heads
   int32_t head_size;  // elements of a head
-  int32_t layer;  // index of this layer's KV pages
+  int32_t layer;  // index of this layer's KV pages, or STEP_PAGES
   float scale;  // multiplies the scores
-  int32_t window;  // last positions visible, 0 for all
+  int32_t window;  // last positions visible, its own included; bidirectional: on each side; 0 for all
+  int32_t is_bidirectional;  // 1: later positions are visible too; STEP_PAGES only
   float softcap;  // tanh cap of the scores, 0 for none
 };
 
@@ -160,6 +177,7 @@ struct NormRecord {
   int32_t norm_bias;  // VECTOR_F32 [k], or none; LAYER only
   float norm_eps;  // epsilon inside the root
   int32_t epilogue;  // STORE or ADD
+  int32_t domain;  // Domain of input and out
 };
 
 static_assert(sizeof(NormRecord) <= kRecordBytes);
@@ -185,6 +203,22 @@ struct MoeRecord {
 };
 
 static_assert(sizeof(MoeRecord) <= kRecordBytes);
+
+struct PoolRecord {
+  int32_t opcode;  // Opcode
+  int32_t phase;  // records of one phase run without a barrier between them
+  int64_t input;  // [rows, k] f32
+  int64_t out;  // [sequences, k] f32, not the input
+  int32_t k;  // elements of a row
+  int32_t norm;  // Norm applied to each input row
+  int32_t norm_weight;  // VECTOR_F32 [k], or none
+  int32_t norm_bias;  // VECTOR_F32 [k], or none; LAYER only
+  float norm_eps;  // epsilon inside the root
+  int32_t pooling;  // Pooling
+  int32_t is_normalised;  // 1: divided by its Euclidean length, or by 1e-12 if that is less
+};
+
+static_assert(sizeof(PoolRecord) <= kRecordBytes);
 
 // One instruction as it lies in memory; `as` views it as the struct of its opcode.
 struct alignas(kRecordBytes) Record {

@@ -13,14 +13,14 @@
 
 namespace headrace::scalar {
 
-inline float bf16_to_f32(uint16_t value) { return std::bit_cast<float>(uint32_t{value} << 16); }
+static inline float bf16_to_f32(uint16_t value) { return std::bit_cast<float>(uint32_t{value} << 16); }
 // Round to nearest even; NaN stays NaN.
-inline uint16_t f32_to_bf16(float value) {
+static inline uint16_t f32_to_bf16(float value) {
   const auto bits = std::bit_cast<uint32_t>(value);
   if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<uint16_t>((bits >> 16) | 0x40u);
   return static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }
-inline float f16_to_f32(uint16_t value) {
+static inline float f16_to_f32(uint16_t value) {
   const uint32_t sign = uint32_t{value & 0x8000u} << 16;
   const uint32_t exponent = (value >> 10) & 0x1fu;
   const uint32_t mantissa = value & 0x3ffu;

@@ -8,6 +8,7 @@
 #include "ops/linear.h"
 #include "ops/moe.h"
 #include "ops/norm.h"
+#include "ops/pool.h"
 #include "ops/qkv.h"
 
 namespace headrace {
@@ -26,6 +27,7 @@ constexpr KernelTable make_table() {
   put(Opcode::kHead, op_head<Isa>);
   put(Opcode::kNorm, op_norm<Isa>);
   put(Opcode::kMoe, op_moe<Isa>);
+  put(Opcode::kPool, op_pool<Isa>);
   return table;
 }
 

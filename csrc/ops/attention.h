@@ -1,4 +1,4 @@
-// Causal attention of a ragged batch over the paged KV pool.
+// Attention of a ragged batch over pages: those of the KV pool, or the step's own (encoders).
 //
 // Work is cut into items: one kv head of one sequence and a tile of its rows. All query heads of that kv head and all
 // rows of the tile ("queries") share each read of a page. Per query the positions are cut into fixed slices of
@@ -92,6 +92,7 @@ class Attention {
       : record_(record),
         context_(context),
         step_(*context.step),
+        pages_(context, record.layer),
         group_(record.heads / record.kv_heads),
         size_(record.head_size),
         tile_rows_(attention::tile_rows(group_)) {
@@ -128,7 +129,13 @@ class Attention {
     int64_t handed = 0;     // slices that pass through shared scratch
   };
 
-  Span visible(int32_t position) const {
+  Span visible(int32_t seq, int32_t position) const {
+    if (record_.is_bidirectional != 0) {
+      const auto at = static_cast<size_t>(seq);
+      const int32_t rows = step_.seq_starts[at + 1] - step_.seq_starts[at];
+      const int32_t reach = record_.window > 0 && record_.window < rows ? record_.window : rows;
+      return {position > reach ? position - reach : 0, position + reach + 1 < rows ? position + reach + 1 : rows};
+    }
     const int32_t start = record_.window > 0 && position >= record_.window ? position - record_.window + 1 : 0;
     return {start, position + 1};
   }
@@ -154,7 +161,8 @@ class Attention {
         for (int32_t row = start; row < stop; row += tile_rows_) {
           const int32_t rows = stop - row < tile_rows_ ? stop - row : tile_rows_;
           const int32_t position = step_.positions[static_cast<size_t>(row)];
-          fn(Item{seq, head, row, rows, position}, Span{visible(position).start, position + rows});
+          const Span span{visible(seq, position).start, visible(seq, position + rows - 1).stop};
+          fn(Item{seq, head, row, rows, position}, span);
         }
     }
   }
@@ -302,7 +310,7 @@ class Attention {
 
   // Positions of `part` that a query sees; empty when there are none.
   Span seen(const Item& item, int32_t query, Span part) const {
-    const Span all = visible(item.position + query / group_);
+    const Span all = visible(item.seq, item.position + query / group_);
     return {all.start > part.start ? all.start : part.start, all.stop < part.stop ? all.stop : part.stop};
   }
 
@@ -312,9 +320,9 @@ class Attention {
     for (int32_t q = 0; q < queries; ++q) max_[q] = kMinusInf, norm_[q] = 0.0f;
     for (int64_t i = 0; i < int64_t{queries} * size_; i += kLanes) Isa::store(sum_ + i, Isa::zero());
     for (int32_t start = part.start / kBlockTokens * kBlockTokens; start < part.stop; start += kBlockTokens) {
-      const int32_t block = step_.block(item.seq, start / kBlockTokens);
-      const auto* k = reinterpret_cast<const Element*>(context_.kv->k_page(record_.layer, block, item.head));
-      const auto* v = reinterpret_cast<const Element*>(context_.kv->v_page(record_.layer, block, item.head));
+      const int32_t block = pages_.block(item.seq, start / kBlockTokens);
+      const auto* k = reinterpret_cast<const Element*>(pages_.k(block, item.head));
+      const auto* v = reinterpret_cast<const Element*>(pages_.v(block, item.head));
       for (int32_t query = 0; query < queries;) {
         const Span span = page_span(seen(item, query, part), start);
         // Queries of a register tile see the same positions of the page.
@@ -510,6 +518,7 @@ class Attention {
   const AttentionRecord& record_;
   const ThreadContext& context_;
   const StepView& step_;
+  const LayerPages pages_;
   const int32_t group_, size_, tile_rows_;
   // This thread's scratch. Queries are ordered by row, then head of the group.
   Factor* q_;                                  // [queries, query_factors()]

@@ -1,4 +1,4 @@
-// EMBED: rows from token ids, and learned positions, dequantised from any matrix layout.
+// EMBED: rows from token ids, and learned positions and token types, dequantised from any matrix layout.
 #pragma once
 
 #include <cstdint>
@@ -66,10 +66,13 @@ void op_embed(const Record& record, const ThreadContext& context) {
     float* to = out + row * r.width + group * kGroup;
     dequantise_group(table, step.tokens[static_cast<size_t>(row)], group, to);
     for (int i = 0; i < kGroup; i += kLanes) Isa::store(to + i, Isa::mul(Isa::load(to + i), scale));
-    if (r.positions < 0) continue;
-    const int64_t position = int64_t{step.positions[static_cast<size_t>(row)]} + r.position_offset;
-    dequantise_group(context.weights[r.positions], position, group, learned);
-    for (int i = 0; i < kGroup; i += kLanes) Isa::store(to + i, Isa::add(Isa::load(to + i), Isa::load(learned + i)));
+    const auto add = [&](int32_t weight, int64_t index) {
+      dequantise_group(context.weights[weight], index, group, learned);
+      for (int i = 0; i < kGroup; i += kLanes) Isa::store(to + i, Isa::add(Isa::load(to + i), Isa::load(learned + i)));
+    };
+    const auto at = static_cast<size_t>(row);
+    if (r.positions >= 0) add(r.positions, int64_t{step.positions[at]} + r.position_offset);
+    if (r.types >= 0) add(r.types, step.token_types.empty() ? 0 : step.token_types[at]);
   }
 }
 

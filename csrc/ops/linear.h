@@ -23,7 +23,7 @@ void op_linear(const Record& record, const ThreadContext& context) {
   using F = typename Isa::F;
   const auto r = record.as<LinearRecord>();
   const Weight& weight = context.weights[r.weight];
-  const int32_t rows = context.step->rows();
+  const int32_t rows = rows_of(static_cast<Domain>(r.domain), *context.step);
   const float* bias = vector_or_none(context, r.bias);
   float* out = context.buffer<float>(r.out);
   const Prologue prologue = prologue_of(r, weight.layout, context);

@@ -122,6 +122,7 @@ struct Math {
       case Activation::kGeluTanh: return gelu_tanh(x);
       case Activation::kGeluErf: return gelu_erf(x);
       case Activation::kRelu: return relu(x);
+      case Activation::kTanh: return tanh(x);
       default: return x;
     }
   }

@@ -13,7 +13,7 @@ void op_norm(const Record& record, const ThreadContext& context) {
   const auto r = record.as<NormRecord>();
   const Prologue prologue = prologue_of(r, Layout::kF32, context);
   const bool is_added = static_cast<Epilogue>(r.epilogue) == Epilogue::kAdd;
-  const Range range = share(context.step->rows(), context.thread, context.threads);
+  const Range range = share(rows_of(static_cast<Domain>(r.domain), *context.step), context.thread, context.threads);
   for (int64_t row = range.start; row < range.stop; ++row) {
     const float* x = prologue.input + row * r.k;
     float* out = context.buffer<float>(r.out) + row * r.k;

@@ -27,8 +27,8 @@ struct Activations {
   const int32_t* seconds = nullptr;      // [rows][k / 32], the num_seconds groups that have a second term, ascending
   uint8_t* own = nullptr;                // this thread's own memory, sweep_bytes(k)
 
-  // The rows from `row` on.
-  Activations from_row(int64_t row) const {
+  // The rows from `row` on. In line: instruction sets may not share one copy.
+  [[gnu::always_inline]] Activations from_row(int64_t row) const {
     Activations a = *this;
     const int64_t groups = k / kGroup;
     a.f32 += row * k, a.bf16 += row * k, a.q8 += row * k;
@@ -64,7 +64,7 @@ struct SecondTerms {
   static constexpr int64_t size_bytes(int64_t k) {
     return align_up((k / kGroup + 1) * 4) + limit(k) * (kGroup + 4 + 4 + 2);
   }
-  static SecondTerms place(uint8_t* memory, int64_t k) {
+  [[gnu::always_inline]] static SecondTerms place(uint8_t* memory, int64_t k) {
     SecondTerms terms;
     terms.starts = reinterpret_cast<int32_t*>(memory);
     terms.q8 = reinterpret_cast<int8_t*>(memory + align_up((k / kGroup + 1) * 4));

@@ -44,6 +44,10 @@ static inline const float* vector_or_none(const ThreadContext& context, int32_t 
   return weight < 0 ? nullptr : reinterpret_cast<const float*>(context.weights[weight].data);
 }
 
+static inline int32_t rows_of(Domain domain, const StepView& step) {
+  return domain == Domain::kSequences ? step.sequences() : step.rows();
+}
+
 // The prologue of a record whose product reads a weight of `layout`.
 template <class R>
 static inline Prologue prologue_of(const R& r, Layout layout, const ThreadContext& context) {
@@ -58,7 +62,7 @@ static inline Prologue prologue_of(const R& r, Layout layout, const ThreadContex
 
 // 1 / sqrt(mean of squares + eps).
 template <class Isa>
-inline float rms_inverse(const float* x, int64_t k, float eps) {
+static inline float rms_inverse(const float* x, int64_t k, float eps) {
   auto sum = Isa::zero();
   for (int64_t i = 0; i < k; i += kLanes) {
     const auto v = Isa::load(x + i);
@@ -112,7 +116,7 @@ struct GroupSlot {
 };
 
 // Stores whole numbers as int8 with their sum.
-inline int32_t narrow(const float (&whole)[kGroup], int8_t* q) {
+static inline int32_t narrow(const float (&whole)[kGroup], int8_t* q) {
   int32_t total = 0;
   for (int i = 0; i < kGroup; ++i) {
     const auto value = static_cast<int32_t>(whole[i]);

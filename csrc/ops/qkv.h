@@ -68,7 +68,7 @@ class Qkv {
       : r_(record),
         context_(context),
         step_(*context.step),
-        kv_(*context.kv),
+        pages_(context, record.layer),
         weight_(context.weights[record.weight]),
         bias_(vector_or_none(context, record.bias)),
         rope_(vector_or_none(context, record.rope)),
@@ -164,17 +164,17 @@ class Qkv {
   [[gnu::always_inline]] inline void put(int32_t row, int64_t head, int64_t d, F value) const {
     if (head < r_.heads) return Isa::store(q_out_ + (int64_t{row} * r_.heads + head) * r_.head_size + d, value);
     const auto at = static_cast<int32_t>(position(row));
-    const int32_t block = step_.block(step_.row_seq[static_cast<size_t>(row)], at / kBlockTokens);
+    const int32_t block = pages_.block(step_.row_seq[static_cast<size_t>(row)], at / kBlockTokens);
     const int32_t slot = at % kBlockTokens;
     const auto kv_head = static_cast<int32_t>((head - r_.heads) % r_.kv_heads);
-    if (head < r_.heads + r_.kv_heads) write_k<Isa>(kv_, kv_.k_page(r_.layer, block, kv_head), slot, d, value);
-    else write_v<Isa>(kv_, kv_.v_page(r_.layer, block, kv_head), slot, d, value);
+    if (head < r_.heads + r_.kv_heads) write_k<Isa>(pages_.pool, pages_.k(block, kv_head), slot, d, value);
+    else write_v<Isa>(pages_.pool, pages_.v(block, kv_head), slot, d, value);
   }
 
   const QkvRecord& r_;
   const ThreadContext& context_;
   const StepView& step_;
-  const KvPool& kv_;
+  const LayerPages pages_;
   const Weight& weight_;
   const float *bias_, *rope_;
   float* q_out_;

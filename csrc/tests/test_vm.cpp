@@ -6,65 +6,16 @@
 #include <string>
 #include <vector>
 
-#include "core/memory.h"
 #include "core/vm.h"
-#include "ops/product.h"
-#include "pack.h"
 #include "probe.h"
 #include "tests/check.h"
+#include "tests/model.h"
 
 namespace headrace::tests {
 namespace {
 
 constexpr int32_t kWidth = 64, kHeads = 4, kKvHeads = 2, kHeadSize = 32, kHidden = 96, kVocab = 205, kLayers = 2;
 constexpr int32_t kBlocks = 40, kTableBlocks = 4, kPositions = kTableBlocks * kBlockTokens, kMaxRows = 70, kMaxTop = 5;
-
-// xorshift64*: the same numbers on every machine.
-struct Random {
-  uint64_t state = 0x9e3779b97f4a7c15u;
-  uint32_t next() {
-    state ^= state >> 12, state ^= state << 25, state ^= state >> 27;
-    return static_cast<uint32_t>((state * 0x2545f4914f6cdd1du) >> 32);
-  }
-  int32_t below(int32_t limit) { return static_cast<int32_t>(next() % static_cast<uint32_t>(limit)); }
-  float real() { return static_cast<float>(next() >> 8) * 0x1p-23f - 1.0f; }
-};
-
-struct Model {
-  std::vector<Weight> weights;
-  std::vector<Memory> memories;
-  std::vector<Record> records;
-  int64_t arena_bytes = 0;
-
-  int32_t add(Layout layout, int64_t n, int64_t k, const std::vector<float>& values) {
-    const auto* raw = reinterpret_cast<const uint8_t*>(values.data());
-    const int64_t size = is_matrix(layout) ? packed_bytes(layout, n, k) : static_cast<int64_t>(values.size()) * 4;
-    Memory& memory = memories.emplace_back(size);
-    if (is_matrix(layout)) pack(layout, Source::kF32, raw, n, k, 2, memory.data());
-    else std::memcpy(memory.data(), raw, static_cast<size_t>(size));
-    weights.push_back({layout, n, k, memory.data(), size});
-    return static_cast<int32_t>(weights.size()) - 1;
-  }
-  int32_t random_matrix(Random& random, Layout layout, int64_t n, int64_t k) {
-    std::vector<float> values(static_cast<size_t>(n * k));
-    for (float& value : values) value = random.real() * 0.3f;
-    return add(layout, n, k, values);
-  }
-  int32_t ones(int64_t n) { return add(Layout::kVectorF32, n, 0, std::vector<float>(static_cast<size_t>(n), 1.0f)); }
-  int64_t buffer(int64_t width) {
-    const int64_t offset = arena_bytes;
-    arena_bytes += align_up(kMaxRows * width * 4);
-    return offset;
-  }
-  template <typename T>
-  void emit(Opcode opcode, T fields) {
-    fields.opcode = static_cast<int32_t>(opcode);
-    fields.phase = static_cast<int32_t>(records.size());
-    Record record{};
-    std::memcpy(record.bytes, &fields, sizeof fields);
-    records.push_back(record);
-  }
-};
 
 // Elements of a head that turn, and which of the options a model has beside Llama's.
 struct Options {
@@ -87,7 +38,7 @@ int32_t add_rope(Model& model, int32_t rotary_size) {
 
 Model make_model(Layout layout, const Options& options) {
   Random random;
-  Model model;
+  Model model(kMaxRows);
   const bool is_rich = options.is_rich;
   const int64_t x = model.buffer(kWidth), q = model.buffer(kHeads * kHeadSize), alone = model.buffer(kWidth);
   const int64_t attended = model.buffer(kHeads * kHeadSize), gated = model.buffer(kHidden);
@@ -100,7 +51,8 @@ Model make_model(Layout layout, const Options& options) {
   };
 
   EmbedRecord embed{};
-  embed.out = x, embed.table = table, embed.width = kWidth, embed.scale = 2.0f, embed.positions = -1;
+  embed.out = x, embed.table = table, embed.width = kWidth, embed.scale = 2.0f;
+  embed.positions = embed.types = -1;
   if (is_rich) embed.positions = model.random_matrix(random, layout, kPositions + 2, kWidth), embed.position_offset = 2;
   model.emit(Opcode::kEmbed, embed);
   for (int32_t layer = 0; layer < kLayers; ++layer) {
@@ -230,6 +182,8 @@ void run_step(Vm& vm, std::vector<Sequence>& all, const std::vector<std::pair<in
            .positions = positions,
            .seq_starts = starts,
            .row_seq = {},
+           .token_types = {},
+           .step_pages = {},
            .block_tables = tables,
            .max_blocks = kTableBlocks,
            .outputs = outputs,

@@ -19,13 +19,23 @@ import pytest
 from headrace.kernels.vm import KvConfig, Vm, available_isas
 from headrace.program.encode import encode
 from headrace.program.interpret import Interpreter, StepInput, StepOutput
-from headrace.program.ir import Instruction, Program, effect
+from headrace.program.ir import NONE, Instruction, Program, effect, result
 from headrace.program.layouts import Numbers, pack
+from headrace.program.model import Architecture
 from headrace.program.opcodes import BLOCK_TOKENS, KvType, Layout
 from headrace.program.spec import build_program
-from headrace.program.verify import verify, verify_encoded
-from headrace.testing.random_builder import Wanted, random_program
-from headrace.testing.random_programs import Conversation, Packed, aligned, random_outputs, random_spec, random_weights
+from headrace.program.verify import verify
+from headrace.program.verify_lowered import verify_encoded
+from headrace.testing.random_builder import TOKEN_TYPES, Wanted, random_program
+from headrace.testing.random_programs import (
+    Conversation,
+    Packed,
+    aligned,
+    plain_outputs,
+    random_outputs,
+    random_spec,
+    random_weights,
+)
 
 BLOCKS = 40
 MAX_ROWS = 80
@@ -64,7 +74,9 @@ class Pair:
             max_sequences=8,
             max_outputs=MAX_ROWS,
             max_top=20,
-            kv=KvConfig(kv_type, spec.layers, spec.kv_heads, spec.head_size, BLOCKS),
+            kv=KvConfig(kv_type, spec.layers, spec.kv_heads, spec.head_size, BLOCKS)
+            if spec.architecture is Architecture.DECODER_ONLY
+            else KvConfig(kv_type, 0, spec.kv_heads, spec.head_size, 0),
         )
 
     def vm_step(self, step: StepInput, num_records: int | None = None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -80,6 +92,7 @@ class Pair:
             bias_values=step.bias_values,
             masks=step.masks,
             num_records=num_records,
+            **({} if step.token_types is None else {"token_types": step.token_types}),
         )
 
     def same(self, ours: np.ndarray, wanted: np.ndarray, where: str) -> None:
@@ -97,11 +110,13 @@ class Pair:
             self.vm_step(step, number + 1)
             for index in (*effect(item).updates, *effect(item).writes):
                 bound = self.encoded.buffer(self.program.buffers[index].name)
-                ours = self.vm.read_buffer(bound.offset, len(step.tokens), bound.width)
-                where = f"instruction {number} {item.opcode.name}"
-                self.same(ours, self.reference.buffers[index], where)
+                wanted = self.reference.buffers[index]
+                ours = self.vm.read_buffer(bound.offset, len(wanted), bound.width)
+                self.same(ours, wanted, f"instruction {number} {item.opcode.name}")
 
         wanted = self.reference.step(step, max_top=20, after=written)
+        if self.program.spec.architecture is Architecture.ENCODER_ONLY:
+            return
         self.compare_pages(step)
         self.compare_head(step, wanted)
 
@@ -187,6 +202,50 @@ def test_routed_experts_give_the_same_bits(isa: str, seed: int) -> None:
 
     for rows in ({0: 33, 1: 1}, {0: 1}, {1: 2, 0: 1}):
         case.compare(talk.step(rows))
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("isa", ISAS)
+def test_encoders_give_the_same_bits(isa: str, seed: int) -> None:
+    layouts, kv_type = ("f32", KvType.F32) if seed % 3 == 0 else ("mixed", KvType.BF16)
+    case = drawn(LAYOUTS[layouts], seed, isa, kv_type, Wanted(is_encoder=True))
+    random = np.random.default_rng(seed)
+
+    for lengths in ([1], [33, 1, 40], [2, 32, 31, 5, 10]):
+        step = conversation(case, seed).step(dict(enumerate(lengths)), plain_outputs([], np.zeros(0, np.int32)))
+        types = random.integers(0, TOKEN_TYPES, len(step.tokens)).astype(np.int32) if seed % 2 else None
+        has_types = any(item.values.get("types", NONE) != NONE for item in case.program.instructions)
+        case.compare(replace(step, token_types=types if has_types else None))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_pooled_rows_do_not_depend_on_company_or_threads(isa: str) -> None:
+    random = np.random.default_rng(3)
+    program = random_program(random, Wanted(is_encoder=True))
+    weights = random_weights(random, program, LAYOUTS["mixed"])
+    one, three = (Pair(program, weights, KvType.BF16, isa, threads) for threads in (1, 3))
+    left = one.encoded.buffer(program.buffers[result(program) or 0].name)
+    whole = conversation(one, 0).step({0: 20, 1: 50, 2: 1}, plain_outputs([], np.zeros(0, np.int32)))
+
+    three.vm_step(whole)
+    together = three.vm.read_buffer(left.offset, 3, left.width)
+    for seq in range(3):
+        rows = slice(whole.seq_starts[seq], whole.seq_starts[seq + 1])
+        starts = np.array([0, rows.stop - rows.start], np.int32)
+        step = replace(whole, tokens=whole.tokens[rows], positions=whole.positions[rows], seq_starts=starts)
+        one.vm_step(replace(step, block_tables=whole.block_tables[seq : seq + 1]))
+
+        np.testing.assert_array_equal(one.vm.read_buffer(left.offset, 1, left.width)[0], together[seq])
+
+
+def test_sequence_that_is_not_whole_is_refused_where_rows_see_later_ones() -> None:
+    case = drawn(LAYOUTS["f32"], 0, "scalar", KvType.F32, Wanted(is_encoder=True))
+    talk = conversation(case, 0)
+    none = plain_outputs([], np.zeros(0, np.int32))
+    case.vm_step(talk.step({0: 3, 1: 2}, none))
+
+    with pytest.raises(ValueError, match="sequence 1 starts at position 2, it must stand in the step whole"):
+        case.vm_step(talk.step({2: 3, 1: 2}, none))
 
 
 @pytest.mark.parametrize("layouts", ["f32", "bf16", "q8", "q4m"])

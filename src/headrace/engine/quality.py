@@ -19,7 +19,8 @@ from headrace.program.encode import encode
 from headrace.program.opcodes import BLOCK_TOKENS, MAX_LOGPROBS, KvType
 from headrace.program.records import OUTPUT_DTYPE
 from headrace.program.spec import build_program, spec_from_files
-from headrace.program.verify import verify, verify_encoded
+from headrace.program.verify import verify
+from headrace.program.verify_lowered import verify_encoded
 from headrace.registry.model import open_model
 
 Int32s = NDArray[np.int32]

@@ -35,6 +35,7 @@ class Vm:
     def step(
         self,
         tokens: NDArray[np.int32],
+        token_types: NDArray[np.int32],
         positions: NDArray[np.int32],
         seq_starts: NDArray[np.int32],
         block_tables: NDArray[np.int32],

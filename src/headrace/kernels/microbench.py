@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.kernels import vm
-from headrace.program.opcodes import Activation, Epilogue, KvType, Layout, Norm, Opcode
+from headrace.program.opcodes import Activation, Domain, Epilogue, KvType, Layout, Norm, Opcode
 from headrace.program.records import OUTPUT_DTYPE, pack_record
 
 _LAYOUTS = (Layout.Q4M, Layout.Q4, Layout.Q8, Layout.BF16, Layout.F16, Layout.F32)
@@ -74,7 +74,7 @@ def main() -> int:
             pack_record(
                 Opcode.LINEAR, i, weight=i, bias=-1, input=0, out=out, k=k, n=n,
                 norm=Norm.RMS, norm_weight=-1, norm_bias=-1, norm_eps=1e-5, epilogue=Epilogue.STORE,
-                activation=Activation.NONE,
+                activation=Activation.NONE, domain=Domain.ROWS,
             )
             for i in range(layers)
         )  # fmt: skip

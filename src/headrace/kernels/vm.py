@@ -284,6 +284,7 @@ class Vm:
         block_tables: NDArray[np.int32],
         outputs: NDArray[np.void],
         *,
+        token_types: NDArray[np.int32] = _NO_IDS,
         count_ids: NDArray[np.int32] = _NO_IDS,
         counts: NDArray[np.int32] = _NO_IDS,
         bias_ids: NDArray[np.int32] = _NO_IDS,
@@ -299,6 +300,7 @@ class Vm:
             seq_starts: [S + 1] first row of each sequence, ends with R.
             block_tables: [S, B] pages of each sequence; entries past its last position are not read.
             outputs: [L] OUTPUT_DTYPE.
+            token_types: [R], or empty for all 0.
             count_ids: token ids for penalties, ascending within each output's range.
             counts: how often, see OUTPUT_FIELDS.
             bias_ids: token ids with a bias, ascending within each output's range.
@@ -321,6 +323,7 @@ class Vm:
         try:
             self._native.step(
                 tokens,
+                token_types,
                 positions,
                 seq_starts,
                 block_tables,

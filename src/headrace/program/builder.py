@@ -21,8 +21,8 @@ from headrace.program.ir import (
     kv_written,
     seal,
 )
-from headrace.program.model import ModelSpec, RopeSpec
-from headrace.program.opcodes import LANES, Activation, Epilogue, Norm, Opcode
+from headrace.program.model import Architecture, ModelSpec, RopeSpec
+from headrace.program.opcodes import LANES, STEP_PAGES, Activation, Domain, Epilogue, Norm, Opcode, Pooling
 
 
 class Builder:
@@ -78,13 +78,21 @@ class Builder:
         return {"norm": norm, "norm_weight": weight, "norm_bias": bias, "norm_eps": self.spec.norm_eps}
 
     def embed(
-        self, name: str, table: int, *, scale: float = 1.0, positions: int = NONE, position_offset: int = 0
+        self,
+        name: str,
+        table: int,
+        *,
+        scale: float = 1.0,
+        positions: int = NONE,
+        position_offset: int = 0,
+        types: int = NONE,
     ) -> int:
-        """Rows from the step's token ids, table · scale + positions; returns the new buffer.
+        """Rows from the step's token ids, table · scale + positions + types; returns the new buffer.
 
         Args:
             positions: matrix of learned positions, [positions, width].
             position_offset: its row of position 0.
+            types: matrix of token types, [types, width].
         """
         width = self._weights[table].k
         out = self._buffer(name, width)
@@ -96,6 +104,7 @@ class Builder:
             scale=scale,
             positions=positions,
             position_offset=position_offset,
+            types=types,
         )
         return out
 
@@ -109,11 +118,13 @@ class Builder:
         norm: Norm | None = None,
         epilogue: Epilogue = Epilogue.STORE,
         add_to: int = NONE,
+        domain: Domain = Domain.ROWS,
     ) -> int:
         """A norm that no product follows. ADD accumulates into ``add_to`` and returns it; else returns a new buffer."""
         k = self._buffers[x].width
         out = self._out(name, k, epilogue, add_to)
-        self._add(Opcode.NORM, input=x, out=out, k=k, epilogue=epilogue, **self._norm(norm, norm_weight, norm_bias))
+        values = self._norm(norm, norm_weight, norm_bias)
+        self._add(Opcode.NORM, input=x, out=out, k=k, epilogue=epilogue, domain=domain, **values)
         return out
 
     def qkv(
@@ -130,10 +141,13 @@ class Builder:
         bias: int = NONE,
         q_norm: int = NONE,
         k_norm: int = NONE,
+        is_kept: bool | None = None,
     ) -> int:
         """Norm, q/k/v product, norms of the heads, RoPE, and append to the layer's pages; returns the buffer of q.
 
         Args:
+            is_kept: keys and values stay in the pool for later steps; else every sequence must stand in the step whole.
+                None: in all models but encoders.
             rope: rotary table; its width says how many elements of a head turn. NONE for a layer without positions.
             q_norm, k_norm: vectors [head size] of an RMS norm of every head.
         """
@@ -155,17 +169,36 @@ class Builder:
             qk_norm_eps=self.spec.norm_eps,
             rope=rope,
             rotary_size=0 if rope == NONE else self._weights[rope].k,
-            layer=layer,
+            layer=self._pages(layer, is_kept),
         )
         return out
 
-    def attention(self, name: str, q: int, *, layer: int, scale: float | None = None, softcap: float = 0.0) -> int:
-        """Causal attention of q over the layer's pages, in the layer's window; returns the new buffer.
+    def _pages(self, layer: int, is_kept: bool | None) -> int:
+        if is_kept is None:
+            is_kept = self.spec.architecture is not Architecture.ENCODER_ONLY
+        return layer if is_kept else STEP_PAGES
+
+    def attention(
+        self,
+        name: str,
+        q: int,
+        *,
+        layer: int,
+        scale: float | None = None,
+        softcap: float = 0.0,
+        is_kept: bool | None = None,
+        is_bidirectional: bool | None = None,
+    ) -> int:
+        """Attention of q over the layer's pages, in the layer's window; returns the new buffer.
 
         Args:
             scale: multiplies the scores; None takes the spec's, which by default is 1/√head size.
             softcap: tanh cap of the scores, 0 for none.
+            is_kept: as ``qkv`` was told.
+            is_bidirectional: later positions are visible too, and a window counts on each side. None: in encoders.
         """
+        if is_bidirectional is None:
+            is_bidirectional = self.spec.architecture is Architecture.ENCODER_ONLY
         shape = self.spec.layer(layer)
         out = self._buffer(name, shape.heads * shape.head_size)
         if scale is None:
@@ -177,9 +210,10 @@ class Builder:
             heads=shape.heads,
             kv_heads=shape.kv_heads,
             head_size=shape.head_size,
-            layer=layer,
+            layer=self._pages(layer, is_kept),
             scale=shape.head_size**-0.5 if scale is None else scale,
             window=shape.window,
+            is_bidirectional=int(is_bidirectional),
             softcap=softcap,
         )
         return out
@@ -197,8 +231,9 @@ class Builder:
         epilogue: Epilogue = Epilogue.STORE,
         activation: Activation = Activation.NONE,
         add_to: int = NONE,
+        domain: Domain = Domain.ROWS,
     ) -> int:
-        """Norm, product, bias, activation, epilogue.
+        """Norm, product, bias, activation, epilogue, for every row, or for the one of each sequence that POOL made.
 
         ADD accumulates into ``add_to`` and returns it; else returns a new buffer. GLU reads a weight of two parts that
         are interleaved, gate and up, and gives activation(gate) × up.
@@ -216,7 +251,30 @@ class Builder:
             **self._norm(norm, norm_weight, norm_bias),
             epilogue=epilogue,
             activation=activation,
+            domain=domain,
         )
+        return out
+
+    def pool(
+        self,
+        name: str,
+        x: int,
+        *,
+        pooling: Pooling,
+        is_normalised: bool = False,
+        norm_weight: int = NONE,
+        norm_bias: int = NONE,
+        norm: Norm | None = None,
+    ) -> int:
+        """One row of each sequence from its (normed) rows; returns the new buffer, of domain SEQUENCES.
+
+        Args:
+            is_normalised: the row is divided by its Euclidean length.
+        """
+        k = self._buffers[x].width
+        out = self._buffer(name, k)
+        values = self._norm(norm, norm_weight, norm_bias)
+        self._add(Opcode.POOL, input=x, out=out, k=k, pooling=pooling, is_normalised=int(is_normalised), **values)
         return out
 
     def moe(

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from headrace.program.ir import NONE, Instruction, Program, WeightSpec
-from headrace.program.opcodes import GROUP, LANES, Epilogue, KvType, Layout, Opcode
+from headrace.program.opcodes import GROUP, LANES, Domain, Epilogue, KvType, Layout, Opcode, Pooling
 
 _F32 = 4
 
@@ -41,6 +41,7 @@ class Work:
 
     Args:
         rows: rows of the step.
+        sequences: sequences of the step.
         outputs: rows that choose or score a token.
         contexts: per row, positions that it sees, itself included.
     """
@@ -48,6 +49,7 @@ class Work:
     rows: int
     outputs: int
     contexts: Sequence[int]
+    sequences: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,21 +97,25 @@ def instruction_cost(
         index = item.integer(name)
         return 0 if index == NONE else layout_bytes(layouts[index], LANES, width) // LANES
 
+    def rows_of(item: Instruction) -> int:
+        return work.sequences if item.integer("domain") == Domain.SEQUENCES else work.rows
+
     element = _F32 if kv_type is KvType.F32 else 2
     match item.opcode:
         case Opcode.EMBED:
             width = item.integer("width")
-            row = row_bytes("table", width) + row_bytes("positions", width)
+            row = sum(row_bytes(name, width) for name in ("table", "positions", "types"))
             return Cost(row * work.rows, 0, work.rows * width * _F32, work.rows * width)
         case Opcode.LINEAR:
             n, k = item.integer("n"), item.integer("k")
             out = n // 2 if item.integer("epilogue") == Epilogue.GLU else n
             passes = 2 if item.integer("epilogue") == Epilogue.ADD else 1
+            rows = rows_of(item)
             return Cost(
                 weight("weight", "bias", "norm_weight", "norm_bias"),
                 0,
-                work.rows * (k + out * passes) * _F32,
-                2 * work.rows * n * k,
+                rows * (k + out * passes) * _F32,
+                2 * rows * n * k,
             )
         case Opcode.QKV:
             k, heads, kv_heads = item.integer("k"), item.integer("heads"), item.integer("kv_heads")
@@ -140,7 +146,13 @@ def instruction_cost(
             )
         case Opcode.NORM:
             k, passes = item.integer("k"), 3 if item.integer("epilogue") == Epilogue.ADD else 2
-            return Cost(weight("norm_weight", "norm_bias"), 0, work.rows * k * passes * _F32, 4 * work.rows * k)
+            rows = rows_of(item)
+            return Cost(weight("norm_weight", "norm_bias"), 0, rows * k * passes * _F32, 4 * rows * k)
+        case Opcode.POOL:
+            k = item.integer("k")
+            rows = work.rows if item.integer("pooling") == Pooling.MEAN else work.sequences
+            read_bytes, written_bytes = rows * k * _F32, work.sequences * k * _F32
+            return Cost(weight("norm_weight", "norm_bias"), 0, read_bytes + written_bytes, 4 * rows * k)
         case Opcode.MOE:
             k, hidden, experts = item.integer("k"), item.integer("hidden"), item.integer("experts")
             pairs = work.rows * item.integer("top_k")

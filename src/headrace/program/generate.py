@@ -41,10 +41,20 @@ def render() -> str:
         f"inline constexpr int32_t kLanes = {table.LANES};",
         f"inline constexpr int32_t kGroup = {table.GROUP};",
         f"inline constexpr int32_t kMaxLogprobs = {table.MAX_LOGPROBS};",
+        f"inline constexpr int32_t kStepPages = {table.STEP_PAGES};",
         f"inline constexpr int32_t kOpcodeCount = {max(table.Opcode) + 1};",
         "",
     ]
-    for enum in (table.Opcode, table.Norm, table.Epilogue, table.Activation, table.Layout, table.KvType):
+    for enum in (
+        table.Opcode,
+        table.Norm,
+        table.Epilogue,
+        table.Activation,
+        table.Domain,
+        table.Pooling,
+        table.Layout,
+        table.KvType,
+    ):
         out += _enum(enum.__name__, [(member.name, int(member)) for member in enum])
     header = [(f.name, table.C_TYPES[f.type], f.meaning) for f in table.HEADER]
     for opcode, fields in table.FIELDS.items():

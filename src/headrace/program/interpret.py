@@ -7,6 +7,7 @@ slow (seconds for a two-layer toy) and meant for tests and for finding where a k
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,9 +18,19 @@ from numpy.typing import NDArray
 from headrace.program.ir import NONE, Instruction, Program
 from headrace.program.lanes import F32, exp, f32, fma, reduce_add, round_bf16, soft_cap
 from headrace.program.layouts import Numbers, unpack
-from headrace.program.opcodes import BLOCK_TOKENS, LANES, Activation, Epilogue, KvType, Norm, Opcode
+from headrace.program.opcodes import (
+    BLOCK_TOKENS,
+    LANES,
+    STEP_PAGES,
+    Activation,
+    Epilogue,
+    KvType,
+    Norm,
+    Opcode,
+    Pooling,
+)
 from headrace.program.records import RESULT_DTYPE, PackedLike
-from headrace.program.rowwise import activate, gated, layer_norm, product, rms_norm, route
+from headrace.program.rowwise import activate, gated, layer_norm, pool, product, rms_norm, route
 from headrace.program.sampling import choose, modified
 
 I32 = NDArray[np.int32]
@@ -37,6 +48,7 @@ class StepInput:
         block_tables: [S, B], pages of each sequence in order.
         outputs: [L] of ``OUTPUT_DTYPE``.
         masks: [M, ⌈V/32⌉] u32, bit t of word t/32: token t allowed.
+        token_types: [R], None for all 0.
     """
 
     tokens: I32
@@ -49,6 +61,16 @@ class StepInput:
     bias_ids: I32
     bias_values: F32
     masks: NDArray[np.uint32]
+    token_types: I32 | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Pages:
+    """One layer's pages, [blocks, kv heads, 32, D] as they are stored, and whose they are, [S, B] or [B]."""
+
+    keys: F32
+    values: F32
+    tables: I32
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +110,7 @@ class Interpreter:
         # [layers, blocks, kv heads, 32, D], values as the pool holds them
         self.keys = np.zeros(shape, np.float32)
         self.values = np.zeros(shape, np.float32)
+        self._step_pages: _Pages | None = None
 
     def step(
         self, step: StepInput, *, max_top: int, after: Callable[[int, Instruction], None] | None = None
@@ -121,6 +144,8 @@ class Interpreter:
                     self._norm(item)
                 case Opcode.MOE:
                     self._moe(item)
+                case Opcode.POOL:
+                    self._pool(item, step)
             if after is not None:
                 after(number, item)
         return out
@@ -135,6 +160,9 @@ class Interpreter:
         rows = f32(self._rows_of(item.integer("table"), step.tokens) * np.float32(item.values["scale"]))
         if (positions := item.integer("positions")) != NONE:
             rows = f32(rows + self._rows_of(positions, step.positions + item.integer("position_offset")))
+        if (types := item.integer("types")) != NONE:
+            none = np.zeros(len(rows), np.int32)
+            rows = f32(rows + self._rows_of(types, none if step.token_types is None else step.token_types))
         self.buffers[item.integer("out")] = rows
 
     def _prologue(self, item: Instruction, rows: F32) -> F32:
@@ -171,6 +199,12 @@ class Interpreter:
     def _norm(self, item: Instruction) -> None:
         self._put(item, self._prologue(item, self.buffers[item.integer("input")]))
 
+    def _pool(self, item: Instruction, step: StepInput) -> None:
+        rows = self._prologue(item, self.buffers[item.integer("input")])
+        kind, is_normalised = Pooling(item.integer("pooling")), bool(item.integer("is_normalised"))
+        pooled = [pool(rows[start:stop], kind, is_normalised) for start, stop in itertools.pairwise(step.seq_starts)]
+        self.buffers[item.integer("out")] = np.stack(pooled)
+
     def _moe(self, item: Instruction) -> None:
         k, hidden, out = item.integer("k"), item.integer("hidden"), item.integer("out")
         rows = self._prologue(item, self.buffers[item.integer("input")])
@@ -194,12 +228,26 @@ class Interpreter:
         keys = self._head_rows(item, step, "k_norm", result[:, heads : heads + kv_heads])
         values = result[:, heads + kv_heads :]
         self.buffers[item.integer("q_out")] = q.reshape(len(result), -1)
-        layer = item.integer("layer")
+        if item.integer("layer") == STEP_PAGES:
+            self._step_pages = self._empty_pages(step, kv_heads, size)
+        pages = self._pages(item, step)
         for row, position in enumerate(step.positions):
             seq = int(np.searchsorted(step.seq_starts, row, side="right")) - 1
-            block, slot = step.block_tables[seq, position // BLOCK_TOKENS], position % BLOCK_TOKENS
-            self.keys[layer, block, :, slot] = self._stored(keys[row])
-            self.values[layer, block, :, slot] = self._stored(values[row])
+            block, slot = pages.tables[seq, position // BLOCK_TOKENS], position % BLOCK_TOKENS
+            pages.keys[block, :, slot] = self._stored(keys[row])
+            pages.values[block, :, slot] = self._stored(values[row])
+
+    @staticmethod
+    def _empty_pages(step: StepInput, kv_heads: int, size: int) -> _Pages:
+        sequences, blocks = len(step.seq_starts) - 1, -(-int(np.diff(step.seq_starts).max()) // BLOCK_TOKENS)
+        zeros = np.zeros((sequences * blocks, kv_heads, BLOCK_TOKENS, size), np.float32)
+        return _Pages(zeros, zeros.copy(), np.arange(sequences * blocks, dtype=np.int32).reshape(sequences, blocks))
+
+    def _pages(self, item: Instruction, step: StepInput) -> _Pages:
+        if (layer := item.integer("layer")) == STEP_PAGES:
+            assert self._step_pages is not None, "pages are read before they are written"
+            return self._step_pages
+        return _Pages(self.keys[layer], self.values[layer], step.block_tables)
 
     def _head_rows(self, item: Instruction, step: StepInput, norm: str, rows: F32) -> F32:
         """Returns heads, [R, H, D], each normed by itself if there is such a norm, and their first elements turned."""
@@ -221,25 +269,37 @@ class Interpreter:
         heads, size = item.integer("heads"), item.integer("head_size")
         q = self.buffers[item.integer("q")].reshape(-1, heads, size)
         out = np.zeros_like(q)
+        pages = self._pages(item, step)
         for seq in range(len(step.seq_starts) - 1):
             rows = slice(step.seq_starts[seq], step.seq_starts[seq + 1])
-            out[rows] = self._attend(item, self._stored(q[rows]), step.block_tables[seq], step.positions[rows])
+            own = _Pages(pages.keys, pages.values, pages.tables[seq])
+            out[rows] = self._attend(item, self._stored(q[rows]), own, step.positions[rows])
         self.buffers[item.integer("out")] = out.reshape(len(q), -1)
 
-    def _attend(self, item: Instruction, q: F32, blocks: I32, positions: I32) -> F32:
+    @staticmethod
+    def _visible(item: Instruction, positions: I32) -> tuple[I32, I32]:
+        """Returns per row the first position that it sees, and the first behind it that it does not."""
+        window, stop = item.integer("window"), int(positions[-1]) + 1
+        if item.integer("is_bidirectional"):
+            reach = window or stop
+            return np.maximum(positions - reach, 0), np.minimum(positions + reach + 1, stop)
+        return np.maximum(positions - (window or stop) + 1, 0), positions + 1
+
+    def _attend(self, item: Instruction, q: F32, pages: _Pages, positions: I32) -> F32:
         """Returns the attention of a sequence's rows, [T, H, D]: slices in order, each an online softmax over pages."""
-        window = item.integer("window") or int(positions[-1]) + 1
-        first = np.maximum(positions - window + 1, 0)
+        first, behind = self._visible(item, positions)
+        stop = int(behind[-1])
         merged = _Softmax.empty(q.shape)
-        for start in range(int(first[0]) // SLICE_TOKENS * SLICE_TOKENS, int(positions[-1]) + 1, SLICE_TOKENS):
+        for start in range(int(first[0]) // SLICE_TOKENS * SLICE_TOKENS, stop, SLICE_TOKENS):
             part = _Softmax.empty(q.shape)
-            for base in range(start, min(start + SLICE_TOKENS, int(positions[-1]) + 1), BLOCK_TOKENS):
+            for base in range(start, min(start + SLICE_TOKENS, stop), BLOCK_TOKENS):
                 tokens = np.arange(base, base + BLOCK_TOKENS)
-                seen = (tokens >= first[:, None]) & (tokens <= positions[:, None])
+                seen = (tokens >= first[:, None]) & (tokens < behind[:, None])
                 rows = np.flatnonzero(seen.any(axis=1))
                 if len(rows):
-                    block = blocks[base // BLOCK_TOKENS]
-                    part.put(rows, self._page(item, q[rows], block, seen[rows], part.take(rows)))
+                    block = pages.tables[base // BLOCK_TOKENS]
+                    page = (pages.keys[block], pages.values[block])
+                    part.put(rows, self._page(item, q[rows], page, seen[rows], part.take(rows)))
             rows = np.flatnonzero(part.norm[:, 0] > 0)
             is_first = merged.norm[rows, 0] == 0
             merged.put(rows[is_first], part.take(rows[is_first]))
@@ -247,12 +307,13 @@ class Interpreter:
             merged.put(rows, merged.take(rows).merge(part.take(rows)))
         return f32(merged.sums * (np.float32(1) / merged.norm)[..., None])
 
-    def _page(self, item: Instruction, q: F32, block: int, seen: NDArray[np.bool_], state: _Softmax) -> _Softmax:
+    def _page(
+        self, item: Instruction, q: F32, page: tuple[F32, F32], seen: NDArray[np.bool_], state: _Softmax
+    ) -> _Softmax:
         """Returns ``state`` after one page; ``seen`` [T, 32] says which of its tokens each row sees."""
-        group, layer = q.shape[1] // item.integer("kv_heads"), item.integer("layer")
+        group = q.shape[1] // item.integer("kv_heads")
         # [H, 32, D]: each kv head serves `group` query heads
-        keys = np.repeat(self.keys[layer, block], group, axis=0)
-        values = np.repeat(self.values[layer, block], group, axis=0)
+        keys, values = (np.repeat(part, group, axis=0) for part in page)
         scores = np.zeros((*q.shape[:2], BLOCK_TOKENS), np.float32)
         for d in range(q.shape[2]):
             scores = fma(keys[:, :, d], q[:, :, d : d + 1], scores)

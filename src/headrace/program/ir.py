@@ -95,6 +95,7 @@ _READS = {
     Opcode.HEAD: ("input",),
     Opcode.NORM: ("input",),
     Opcode.MOE: ("input",),
+    Opcode.POOL: ("input",),
 }
 _WRITES = {
     Opcode.EMBED: ("out",),
@@ -104,6 +105,7 @@ _WRITES = {
     Opcode.HEAD: (),
     Opcode.NORM: ("out",),
     Opcode.MOE: ("out",),
+    Opcode.POOL: ("out",),
 }
 
 
@@ -116,12 +118,12 @@ def effect(instruction: Instruction) -> Effect:
 
 
 def kv_written(instruction: Instruction) -> int | None:
-    """Returns the layer whose KV pages the instruction appends to, or None."""
+    """Returns the layer (or STEP_PAGES) whose KV pages the instruction appends to, or None."""
     return instruction.integer("layer") if instruction.opcode is Opcode.QKV else None
 
 
 def kv_read(instruction: Instruction) -> int | None:
-    """Returns the layer whose KV pages the instruction reads, or None."""
+    """Returns the layer (or STEP_PAGES) whose KV pages the instruction reads, or None."""
     return instruction.integer("layer") if instruction.opcode is Opcode.ATTENTION else None
 
 
@@ -132,9 +134,16 @@ def weights_read(instruction: Instruction) -> tuple[int, ...]:
     return tuple(index for index in indices if index != NONE)
 
 
+def result(program: Program) -> int | None:
+    """Returns the buffer that a program without HEAD leaves its result in, None where a head chooses tokens."""
+    if not program.instructions or (last := program.instructions[-1]).opcode is Opcode.HEAD:
+        return None
+    return last.integer(_WRITES[last.opcode][0])
+
+
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What one step computes, for any number of rows.
+    """What one step computes, for any number of rows. It ends with HEAD, or its last instruction writes the result.
 
     ``digest`` is the SHA-256 of the instructions, weight table and buffers: equal digests compute the same function of
     equal weights. It stands in bug reports and benchmark output.

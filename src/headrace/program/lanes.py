@@ -175,12 +175,15 @@ def relu(value: ArrayLike) -> F32:
     return f32(np.where(np.float32(0) > x, np.float32(0), x))
 
 
+def tanh(value: ArrayLike) -> F32:
+    """Returns ±(1 − t) / (1 + t), t = e^(−2|x|): within 2⁻²² absolute."""
+    x = f32(value)
+    t = exp(np.abs(x) * np.float32(-2))
+    y = (np.float32(1) - t) / (np.float32(1) + t)
+    return f32(np.where(x < 0, -y, y))
+
+
 def soft_cap(value: ArrayLike, cap: float) -> F32:
     """Returns cap · tanh(x / cap); the identity for cap 0."""
     x = f32(value)
-    if cap == 0:
-        return x
-    scaled = x * (np.float32(1) / np.float32(cap))
-    t = exp(np.abs(scaled) * np.float32(-2))
-    y = (np.float32(1) - t) / (np.float32(1) + t)
-    return f32(np.where(scaled < 0, -y, y) * np.float32(cap))
+    return x if cap == 0 else f32(tanh(x * (np.float32(1) / np.float32(cap))) * np.float32(cap))

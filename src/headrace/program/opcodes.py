@@ -35,6 +35,7 @@ class Opcode(IntEnum):
     HEAD = 5
     NORM = 6
     MOE = 7
+    POOL = 8
 
 
 class Norm(IntEnum):
@@ -61,6 +62,22 @@ class Activation(IntEnum):
     GELU_TANH = 2
     GELU_ERF = 3
     RELU = 4
+    TANH = 5
+
+
+class Domain(IntEnum):
+    """What a buffer has a row for: each row of the step, or each of its sequences (what POOL makes)."""
+
+    ROWS = 0
+    SEQUENCES = 1
+
+
+class Pooling(IntEnum):
+    """Which rows of a sequence become its one row: the first, the mean of all, the last."""
+
+    FIRST = 0
+    MEAN = 1
+    LAST = 2
 
 
 class Layout(IntEnum):
@@ -105,6 +122,9 @@ class Field:
     meaning: str
 
 
+STEP_PAGES = -1
+"""In a field ``layer``: pages that hold the step's own rows and nothing longer, shared by all such layers in turn."""
+
 _PROLOGUE = (
     Field("norm", "i32", "Norm applied to each input row"),
     Field("norm_weight", "weight", "VECTOR_F32 [k], or none"),
@@ -113,7 +133,7 @@ _PROLOGUE = (
 )
 
 FIELDS: dict[Opcode, tuple[Field, ...]] = {
-    # out = table[token] × scale + positions[position + position_offset]
+    # out = table[token] × scale + positions[position + position_offset] + types[token type]
     Opcode.EMBED: (
         Field("table", "weight", "any matrix layout, n = vocabulary, k = width"),
         Field("out", "buffer", "[rows, width] f32"),
@@ -121,6 +141,7 @@ FIELDS: dict[Opcode, tuple[Field, ...]] = {
         Field("scale", "f32", "multiplies the table's row"),
         Field("positions", "weight", "any matrix layout, n > any position + offset, k = width; or none"),
         Field("position_offset", "i32", "row of position 0"),
+        Field("types", "weight", "any matrix layout, n = token types, k = width; or none"),
     ),
     # out = epilogue(activation(norm(in) · wᵀ + bias)). With GLU the weight's tiles alternate gate, up; out has n/2
     # columns, and the activation is the gate's.
@@ -134,6 +155,7 @@ FIELDS: dict[Opcode, tuple[Field, ...]] = {
         *_PROLOGUE,
         Field("epilogue", "i32", "Epilogue"),
         Field("activation", "i32", "Activation"),
+        Field("domain", "i32", "Domain of input and out"),
     ),
     # q, k, v = norm(in) · wᵀ + bias; RMS norm of each head and RoPE on q and k; k and v go to this layer's pages.
     Opcode.QKV: (
@@ -151,18 +173,19 @@ FIELDS: dict[Opcode, tuple[Field, ...]] = {
         Field("qk_norm_eps", "f32", "epsilon of these"),
         Field("rope", "weight", "ROPE_F32 table [positions, rotary_size], or none"),
         Field("rotary_size", "i32", "first elements of a head that turn, i with i + rotary_size/2; 0 without a table"),
-        Field("layer", "i32", "index of this layer's KV pages"),
+        Field("layer", "i32", "index of this layer's KV pages, or STEP_PAGES"),
     ),
-    # out = softmax(q · Kᵀ × scale, causal, optional window) · V
+    # out = softmax(q · Kᵀ × scale) · V over the positions up to its own, or all of a sequence that stands in the step
     Opcode.ATTENTION: (
         Field("q", "buffer", "[rows, heads × head_size] f32"),
         Field("out", "buffer", "[rows, heads × head_size] f32"),
         Field("heads", "i32", "query heads"),
         Field("kv_heads", "i32", "key and value heads"),
         Field("head_size", "i32", "elements of a head"),
-        Field("layer", "i32", "index of this layer's KV pages"),
+        Field("layer", "i32", "index of this layer's KV pages, or STEP_PAGES"),
         Field("scale", "f32", "multiplies the scores"),
-        Field("window", "i32", "last positions visible, 0 for all"),
+        Field("window", "i32", "last positions visible, its own included; bidirectional: on each side; 0 for all"),
+        Field("is_bidirectional", "i32", "1: later positions are visible too; STEP_PAGES only"),
         Field("softcap", "f32", "tanh cap of the scores, 0 for none"),
     ),
     # Norm, vocabulary product and sampling for the output rows only; logits are never stored whole.
@@ -182,6 +205,7 @@ FIELDS: dict[Opcode, tuple[Field, ...]] = {
         Field("k", "i32", "elements of a row"),
         *_PROLOGUE,
         Field("epilogue", "i32", "STORE or ADD"),
+        Field("domain", "i32", "Domain of input and out"),
     ),
     # Routed experts: p = softmax(norm(in) · routerᵀ); the top_k experts of each row by p (equal ones: lowest id), their
     # p divided by the sum of theirs if renormalised; out += Σ p · (activation(gate) × up) · downᵀ, in rising order.
@@ -198,6 +222,15 @@ FIELDS: dict[Opcode, tuple[Field, ...]] = {
         Field("is_renormalised", "i32", "0 or 1"),
         *_PROLOGUE,
         Field("activation", "i32", "of the gates"),
+    ),
+    # One row of each sequence: the first, mean or last of its normed rows, perhaps divided by its length.
+    Opcode.POOL: (
+        Field("input", "buffer", "[rows, k] f32"),
+        Field("out", "buffer", "[sequences, k] f32, not the input"),
+        Field("k", "i32", "elements of a row"),
+        *_PROLOGUE,
+        Field("pooling", "i32", "Pooling"),
+        Field("is_normalised", "i32", "1: divided by its Euclidean length, or by 1e-12 if that is less"),
     ),
 }
 

@@ -10,11 +10,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.program.lanes import F32, exp, f32, fma, gelu_erf, gelu_tanh, reduce_add, relu, round_bf16, silu
+from headrace.program.lanes import F32, exp, f32, fma, gelu_erf, gelu_tanh, reduce_add, relu, round_bf16, silu, tanh
 from headrace.program.layouts import Numbers
-from headrace.program.opcodes import GROUP, LANES, Activation, Layout
+from headrace.program.opcodes import GROUP, LANES, Activation, Layout, Pooling
 
 I32 = NDArray[np.int32]
+MIN_LENGTH = np.float32(1e-12)
+"""A pooled row is divided by no less, as torch's ``normalize`` does."""
 
 OUTLIER = np.float32(1.5)
 """A group whose largest element is over this multiple of the row's mean of such maxima has a second term."""
@@ -125,12 +127,37 @@ def activate(activation: Activation, values: F32) -> F32:
             return gelu_erf(values)
         case Activation.RELU:
             return relu(values)
+        case Activation.TANH:
+            return tanh(values)
 
 
 def gated(activation: Activation, values: F32) -> F32:
     """Returns activation(gate) × up, [R, n/2], of columns in which sixteen gates and sixteen ups alternate, [R, n]."""
     tiles = values.reshape(len(values), -1, 2, LANES)
     return f32(activate(activation, tiles[:, :, 0]) * tiles[:, :, 1]).reshape(len(values), -1)
+
+
+def pool(rows: F32, pooling: Pooling, is_normalised: bool) -> F32:
+    """Returns one row of a sequence's, [k]: a mean adds the rows in order; a length is summed as ``rms_norm`` does."""
+    match pooling:
+        case Pooling.FIRST:
+            row = rows[0]
+        case Pooling.LAST:
+            row = rows[-1]
+        case Pooling.MEAN:
+            total = rows[0]
+            for later in rows[1:]:
+                total = f32(total + later)
+            row = f32(total / np.float32(len(rows)))
+    if not is_normalised:
+        return f32(row)
+    sums = np.zeros(LANES, np.float32)
+    for start in range(0, len(row), LANES):
+        part = row[start : start + LANES]
+        sums = fma(part, part, sums)
+    length = np.sqrt(reduce_add(sums))
+    # As the VM compares: a length that is not a number stays.
+    return f32(row / np.where(length < MIN_LENGTH, MIN_LENGTH, length))
 
 
 def route(logits: F32, top_k: int, is_renormalised: bool) -> tuple[I32, F32]:

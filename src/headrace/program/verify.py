@@ -1,8 +1,7 @@
 """Proves that a program is one that the VM may run: a builder's mistake is found here, before any memory is touched.
 
-``faults`` looks at the logical program, ``encoded_faults`` at its lowered form; both return what is wrong and never
-raise, ``verify`` and ``verify_encoded`` raise for the first fault. The lowered form is checked by replaying its records
-against the bytes of the arena, without using what ``encode`` believes about lifetimes.
+``faults`` returns what is wrong and never raises, ``verify`` raises for the first fault. ``verify_lowered`` is the same
+for the program's binary form.
 
 Rules (each has a mutant in the tests):
     table       weights and buffers stand at their own index, have unique names and roles, and sizes that fit
@@ -14,8 +13,6 @@ Rules (each has a mutant in the tests):
     phase       inside a phase, nothing touches what another instruction writes; no instruction reads what it writes
     kv          a layer's pages are appended once, and read only in later phases, with the same head shape
     digest      the digest is that of the content
-    arena       offsets are aligned and inside, records say what the program says
-    aliasing    no write overlaps bytes that a later read still needs
 """
 
 from __future__ import annotations
@@ -25,10 +22,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 
-from headrace.program.encode import ALIGNMENT_BYTES, Encoded
-from headrace.program.ir import NONE, Instruction, Program, effect, kv_read, kv_written, seal, weights_read
-from headrace.program.opcodes import FIELDS, GROUP, LANES, RECORD_BYTES, Activation, Epilogue, Norm, Opcode
-from headrace.program.records import unpack_record
+from headrace.program.ir import NONE, Instruction, Program, effect, kv_read, kv_written, result, seal, weights_read
+from headrace.program.opcodes import (
+    FIELDS,
+    GROUP,
+    LANES,
+    STEP_PAGES,
+    Activation,
+    Domain,
+    Epilogue,
+    Norm,
+    Opcode,
+    Pooling,
+)
 
 _I32_MAX = 2**31 - 1
 _WEIGHT_KINDS = ("matrix", "vector", "rope")
@@ -64,25 +70,20 @@ def verify(program: Program) -> None:
         raise ProgramError(fault)
 
 
-def verify_encoded(program: Program, encoded: Encoded) -> None:
-    """Returns when ``encoded`` is a sound lowering of ``program``; raises as ``verify``."""
-    for fault in encoded_faults(program, encoded):
-        raise ProgramError(fault)
-
-
 def faults(program: Program) -> list[Fault]:
     """Returns everything that is wrong, most basic first. Rules that need sound fields wait until the fields are."""
     found = [*_tables(program)]
     for number, item in enumerate(program.instructions):
-        found += _fields(program, _where(number, item), item)
+        found += _fields(program, where_of(number, item), item)
     if found:
         return found
     for number, item in enumerate(program.instructions):
-        found += _shapes(program, _where(number, item), item)
-    return [*found, *_order(program), *_flow(program), *_kv(program), *_digest(program)]
+        found += _shapes(program, where_of(number, item), item)
+    return [*found, *_order(program), *_flow(program), *_domains(program), *_kv(program), *_digest(program)]
 
 
-def _where(number: int, item: Instruction) -> str:
+def where_of(number: int, item: Instruction) -> str:
+    """Returns how a fault names an instruction."""
     name = item.opcode.name if isinstance(item.opcode, Opcode) else str(item.opcode)
     return f"instruction {number} ({name})"
 
@@ -145,11 +146,18 @@ def _tables(program: Program) -> Iterator[Fault]:
 _POSITIVE = frozenset(
     {"width", "k", "n", "heads", "kv_heads", "head_size", "vocab", "hidden", "experts", "top_k"},
 )
-_NOT_NEGATIVE = frozenset({"layer", "window", "position_offset", "rotary_size"})
-_OPTIONAL_WEIGHTS = frozenset({"bias", "norm_weight", "norm_bias", "rope", "positions", "q_norm", "k_norm"})
+_FLAGS = frozenset({"is_renormalised", "is_bidirectional", "is_normalised"})
+_NOT_NEGATIVE = frozenset({"window", "position_offset", "rotary_size"})
+_OPTIONAL_WEIGHTS = frozenset({"bias", "norm_weight", "norm_bias", "rope", "positions", "types", "q_norm", "k_norm"})
 _POSITIVE_FLOATS = frozenset({"norm_eps", "qk_norm_eps"})
 _NOT_NEGATIVE_FLOATS = frozenset({"softcap"})
-_ENUMERATORS: dict[str, type[IntEnum]] = {"norm": Norm, "epilogue": Epilogue, "activation": Activation}
+_ENUMERATORS: dict[str, type[IntEnum]] = {
+    "norm": Norm,
+    "epilogue": Epilogue,
+    "activation": Activation,
+    "domain": Domain,
+    "pooling": Pooling,
+}
 
 
 def _fields(program: Program, where: str, item: Instruction) -> Iterator[Fault]:
@@ -185,11 +193,11 @@ def _integer(program: Program, where: str, name: str, kind: str, value: int) -> 
         yield Fault("range", where, f"{name} is {value}, there are {len(program.weights)} weights")
     if (name in _POSITIVE and value <= 0) or (name in _NOT_NEGATIVE and value < 0):
         yield Fault("range", where, f"{name} is {value}")
-    if name == "layer" and value >= program.spec.layers:
+    if name == "layer" and not (value == STEP_PAGES or 0 <= value < program.spec.layers):
         yield Fault("range", where, f"layer is {value}, the model has {program.spec.layers}")
     if name in _ENUMERATORS and value not in set(_ENUMERATORS[name]):
         yield Fault("range", where, f"{name} {value} does not exist")
-    if name == "is_renormalised" and value not in (0, 1):
+    if name in _FLAGS and value not in (0, 1):
         yield Fault("range", where, f"{name} is {value}")
 
 
@@ -234,6 +242,7 @@ def _shapes(program: Program, where: str, item: Instruction) -> Iterator[Fault]:
             width = item.integer("width")
             yield from weight("table", "matrix", program.spec.vocab_size, width)
             yield from buffer("out", width)
+            yield from weight("types", "matrix", None, width)
             yield from weight("positions", "matrix", None, width)
             offset = item.integer("position_offset")
             if (index := item.integer("positions")) == NONE:
@@ -270,6 +279,8 @@ def _shapes(program: Program, where: str, item: Instruction) -> Iterator[Fault]:
             yield from buffer("q", width)
             yield from buffer("out", width)
             yield from _heads(where, item)
+            if item.integer("is_bidirectional") and item.integer("layer") != STEP_PAGES:
+                yield Fault("shape", where, "sees later positions, which the pages of a layer may not have yet")
         case Opcode.HEAD:
             yield from weight("weight", "matrix", item.integer("vocab"), item.integer("k"))
             yield from prologue(item.integer("k"))
@@ -280,6 +291,9 @@ def _shapes(program: Program, where: str, item: Instruction) -> Iterator[Fault]:
             yield from buffer("out", item.integer("k"))
             if item.integer("norm") == Norm.NONE or item.integer("epilogue") == Epilogue.GLU:
                 yield Fault("shape", where, "must norm, and store or add")
+        case Opcode.POOL:
+            yield from prologue(item.integer("k"))
+            yield from buffer("out", item.integer("k"))
         case Opcode.MOE:
             k, hidden, experts = item.integer("k"), item.integer("hidden"), item.integer("experts")
             yield from prologue(k)
@@ -306,14 +320,14 @@ def _heads(where: str, item: Instruction) -> Iterator[Fault]:
 
 def _order(program: Program) -> Iterator[Fault]:
     opcodes = [item.opcode for item in program.instructions]
-    if opcodes.count(Opcode.HEAD) != 1 or opcodes[-1] is not Opcode.HEAD:
-        yield Fault("order", "program", "must end with its one HEAD")
+    if Opcode.HEAD in opcodes[:-1]:
+        yield Fault("order", "program", "must end with HEAD where it has one")
     if not opcodes or opcodes[0] is not Opcode.EMBED:
         yield Fault("order", "program", "must start with EMBED")
     phase = 0
     for number, item in enumerate(program.instructions):
         if item.phase < phase:
-            yield Fault("order", _where(number, item), f"phase {item.phase} follows phase {phase}")
+            yield Fault("order", where_of(number, item), f"phase {item.phase} follows phase {phase}")
         phase = item.phase
     used = {index for item in program.instructions for index in weights_read(item)}
     for weight in program.weights:
@@ -329,7 +343,7 @@ def _flow(program: Program) -> Iterator[Fault]:
     written_at: dict[int, int] = {}
     unread: dict[int, str] = {}
     for number, item in enumerate(program.instructions):
-        where, seen = _where(number, item), effect(item)
+        where, seen = where_of(number, item), effect(item)
         for index in (*seen.reads, *seen.updates):
             name = program.buffers[index].name
             if index not in written_at:
@@ -344,9 +358,25 @@ def _flow(program: Program) -> Iterator[Fault]:
         for index in (*seen.updates, *seen.writes):
             written_at[index] = item.phase
             unread[index] = where
+    unread.pop(NONE if (left := result(program)) is None else left, None)
     for index, where in unread.items():
         yield Fault("order", where, f"{program.buffers[index].name} is never read")
     yield from _hazards(program)
+
+
+def _domains(program: Program) -> Iterator[Fault]:
+    """Yields instructions that read rows of sequences as rows of the step, or the other way round."""
+    domains: dict[int, int] = {}
+    for number, item in enumerate(program.instructions):
+        domain = int(item.values.get("domain", Domain.ROWS))
+        is_pool = item.opcode is Opcode.POOL
+        seen = effect(item)
+        for index in (*seen.reads, *seen.updates):
+            if domains.get(index, domain) != domain:
+                found = Domain(domains[index]).name
+                yield Fault("shape", where_of(number, item), f"{program.buffers[index].name} has one row for {found}")
+        for index in seen.writes:
+            domains[index] = Domain.SEQUENCES if is_pool else domain
 
 
 def _hazards(program: Program) -> Iterator[Fault]:
@@ -359,24 +389,31 @@ def _hazards(program: Program) -> Iterator[Fault]:
         for other, other_changes, other_touches in by_phase.setdefault(item.phase, []):
             if shared := (changes & other_touches) | (touches & other_changes):
                 names = ", ".join(program.buffers[index].name for index in sorted(shared))
-                yield Fault("phase", _where(number, item), f"shares {names} with {other} in phase {item.phase}")
-        by_phase[item.phase].append((_where(number, item), changes, touches))
+                yield Fault("phase", where_of(number, item), f"shares {names} with {other} in phase {item.phase}")
+        by_phase[item.phase].append((where_of(number, item), changes, touches))
 
 
 def _kv(program: Program) -> Iterator[Fault]:
     appended: dict[int, Instruction] = {}
     pool: tuple[int, int] | None = None
+    unread: set[int] = set()
+    last_read: int | None = None  # phase, of the step's own pages
     for number, item in enumerate(program.instructions):
-        where = _where(number, item)
+        where = where_of(number, item)
         shape = [item.values.get(name) for name in ("kv_heads", "head_size")]
         if (layer := kv_written(item)) is not None:
-            if layer in appended:
+            if layer in appended and (layer != STEP_PAGES or layer in unread):
                 yield Fault("kv", where, f"layer {layer} is appended twice")
+            if layer == STEP_PAGES and last_read is not None and last_read >= item.phase:
+                yield Fault("kv", where, "pages of the step are read and written in one phase")
+            unread.add(layer)
             appended[layer] = item
             if pool is not None and pool != tuple(shape):
                 yield Fault("kv", where, f"pages of shape {shape} in a pool of {list(pool)}")
             pool = pool or (item.integer("kv_heads"), item.integer("head_size"))
         if (layer := kv_read(item)) is not None:
+            unread.discard(layer)
+            last_read = item.phase if layer == STEP_PAGES else last_read
             writer = appended.get(layer)
             if writer is None or writer.phase >= item.phase:
                 yield Fault("kv", where, f"layer {layer} is read before its pages are appended")
@@ -385,85 +422,10 @@ def _kv(program: Program) -> Iterator[Fault]:
             elif writer.values["q_out"] != item.values["q"]:
                 yield Fault("kv", where, f"layer {layer} is read with the queries of another instruction")
     for layer in range(program.spec.layers):
-        if layer not in appended:
+        if layer not in appended and STEP_PAGES not in appended:
             yield Fault("kv", "program", f"layer {layer} is never appended")
 
 
 def _digest(program: Program) -> Iterator[Fault]:
     if seal(program).digest != program.digest:
         yield Fault("digest", "program", "is not the digest of this content")
-
-
-# The lowered form
-
-
-def encoded_faults(program: Program, encoded: Encoded) -> list[Fault]:
-    """Returns what is wrong with a lowering: see the rules ``arena`` and ``aliasing``."""
-    count = len(program.instructions)
-    if len(encoded.records) != count * RECORD_BYTES:
-        return [Fault("arena", "records", f"{len(encoded.records)} bytes for {count} instructions")]
-    offsets: dict[int, int] = {}
-    found: list[Fault] = []
-    for number, item in enumerate(program.instructions):
-        found += _record(program, encoded, offsets, number, item)
-    if not found:
-        found += _aliasing(program, encoded, offsets)
-    return found
-
-
-def _record(
-    program: Program, encoded: Encoded, offsets: dict[int, int], number: int, item: Instruction
-) -> Iterator[Fault]:
-    where = _where(number, item)
-    opcode, phase, values = unpack_record(encoded.records[number * RECORD_BYTES : (number + 1) * RECORD_BYTES])
-    if (opcode, phase) != (item.opcode, item.phase):
-        yield Fault("arena", where, f"its record is {opcode.name} in phase {phase}")
-        return
-    for field in FIELDS[opcode]:
-        want, got = item.values[field.name], values[field.name]
-        if field.type == "buffer":
-            index, offset = int(want), int(got)
-            size = encoded.max_rows * program.buffers[index].width * 4
-            if offsets.setdefault(index, offset) != offset:
-                yield Fault("arena", where, f"{field.name} lies at {offset} here and at {offsets[index]} elsewhere")
-            if offset < 0 or offset % ALIGNMENT_BYTES or offset + size > encoded.arena_bytes:
-                yield Fault("arena", where, f"{field.name} at {offset} + {size} of {encoded.arena_bytes}")
-        elif field.type == "f32":
-            if not math.isclose(want, got, rel_tol=2**-23):
-                yield Fault("arena", where, f"{field.name} is {got}, not {want}")
-        elif want != got:
-            yield Fault("arena", where, f"{field.name} is {got}, not {want}")
-
-
-def _aliasing(program: Program, encoded: Encoded, offsets: dict[int, int]) -> Iterator[Fault]:
-    """Replays the records phase by phase: a read must find all bytes of its buffer as its writer left them."""
-
-    def extent(index: int) -> tuple[int, int]:
-        return offsets[index], offsets[index] + encoded.max_rows * program.buffers[index].width * 4
-
-    def overlaps(left: int, right: int) -> bool:
-        (a, b), (c, d) = extent(left), extent(right)
-        return a < d and c < b
-
-    intact: set[int] = set()
-    phases: dict[int, list[int]] = {}
-    for number, item in enumerate(program.instructions):
-        phases.setdefault(item.phase, []).append(number)
-    for numbers in phases.values():
-        touched = [(number, effect(program.instructions[number])) for number in numbers]
-        for number, seen in touched:
-            where = _where(number, program.instructions[number])
-            for index in (*seen.reads, *seen.updates):
-                if index not in intact:
-                    yield Fault("aliasing", where, f"{program.buffers[index].name} was overwritten by another buffer")
-            changes = {*seen.updates, *seen.writes}
-            for other_number, other in touched:
-                for index in changes:
-                    for used in (*other.reads, *other.updates, *other.writes):
-                        if used != index and overlaps(index, used):
-                            clash = f"{program.buffers[index].name} overlaps {program.buffers[used].name}"
-                            yield Fault("aliasing", where, f"{clash}, used by instruction {other_number}")
-        for _, seen in touched:
-            for index in (*seen.updates, *seen.writes):
-                intact -= {other for other in intact if other != index and overlaps(index, other)}
-                intact.add(index)

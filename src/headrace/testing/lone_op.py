@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.kernels.vm import KvConfig, Vm, pack
-from headrace.program.opcodes import FIELDS, GROUP, Activation, Epilogue, KvType, Layout, Norm, Opcode
+from headrace.program.opcodes import FIELDS, GROUP, Activation, Domain, Epilogue, KvType, Layout, Norm, Opcode
 from headrace.program.records import OUTPUT_DTYPE, pack_record
 
 F32 = NDArray[np.float32]
@@ -32,6 +32,10 @@ _NEUTRAL: dict[str, float] = {
     "window": 0,
     "positions": -1,
     "position_offset": 0,
+    "types": -1,
+    "domain": Domain.ROWS,
+    "is_bidirectional": 0,
+    "is_normalised": 0,
     "q_norm": -1,
     "k_norm": -1,
     "qk_norm_eps": 1e-5,

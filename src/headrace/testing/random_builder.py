@@ -13,9 +13,10 @@ import numpy as np
 from headrace.program.builder import Builder
 from headrace.program.ir import NONE, Part, Program
 from headrace.program.model import Architecture, LayerSpec, ModelSpec, RopeKind, RopeSpec
-from headrace.program.opcodes import LANES, Activation, Epilogue, Norm
+from headrace.program.opcodes import LANES, Activation, Domain, Epilogue, Norm, Pooling
 
 CONTEXT_TOKENS = 2048
+TOKEN_TYPES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,8 @@ class Wanted:
     head_size: int | None = None
     has_experts: bool | None = None
     layers: int = 2
+    is_encoder: bool = False
+    """Sequences stand in the step whole, rows see each other both ways, and end in one row each."""
 
 
 def random_program(random: np.random.Generator, wanted: Wanted | None = None) -> Program:
@@ -55,7 +58,7 @@ class _Draw:
         windows = [self.pick(0, 1, 7, 33, 80) for _ in range(self.wanted.layers)]
         return ModelSpec(
             family="drawn",
-            architecture=Architecture.DECODER_ONLY,
+            architecture=Architecture.ENCODER_ONLY if self.wanted.is_encoder else Architecture.DECODER_ONLY,
             layers=self.wanted.layers,
             width=32 * self.pick(1, 2, 3),
             heads=heads,
@@ -100,12 +103,14 @@ class _Draw:
         b, spec = self.b, self.b.spec
         offset = self.pick(0, 2)
         positions = self.matrix("positions", CONTEXT_TOKENS + offset, spec.width) if self.chance(0.5) else NONE
+        has_types = self.wanted.is_encoder and self.chance(0.7)
         x = b.embed(
             "x",
             self.matrix("embed", spec.vocab_size, spec.width),
             scale=1.0 if self.chance(0.5) else 3.3,
             positions=positions,
             position_offset=offset if positions != NONE else 0,
+            types=self.matrix("types", TOKEN_TYPES, spec.width) if has_types else NONE,
         )
         if self.chance(0.4):
             x = b.norm("embed_normed", x, **self.norm("embed_normed", spec.width, is_needed=True))
@@ -116,6 +121,11 @@ class _Draw:
                 self._experts(f"layers.{layer}", x)
             else:
                 self._mlp(f"layers.{layer}", x)
+            if self.chance(0.3):  # post-norm blocks
+                x = b.norm(f"layers.{layer}.x", x, **self.norm(f"layers.{layer}.x", spec.width, is_needed=True))
+        if self.wanted.is_encoder:
+            self._pool(x)
+            return b.program()
         b.head(
             x,
             self.matrix("head", spec.vocab_size, spec.width),
@@ -124,6 +134,16 @@ class _Draw:
             **self.norm("final", spec.width),
         )
         return b.program()
+
+    def _pool(self, x: int) -> None:
+        """One row of each sequence, and perhaps a dense layer on it."""
+        b, width = self.b, self.b.spec.width
+        pooling, is_normalised = Pooling(self.pick(*Pooling)), self.chance(0.5)
+        pooled = b.pool("pooled", x, pooling=pooling, is_normalised=is_normalised, **self.norm("pooled", width))
+        if self.chance(0.5):
+            weight, bias = self.matrix("dense", width, width), self.bias("dense", width)
+            dense = b.linear("dense", pooled, weight, bias=bias, activation=Activation.TANH, domain=Domain.SEQUENCES)
+            b.norm("last", dense, domain=Domain.SEQUENCES, **self.norm("last", width, is_needed=True))
 
     def _attention(self, at: str, layer: int, x: int) -> None:
         b, spec, shape = self.b, self.b.spec, self.b.spec.layer(layer)

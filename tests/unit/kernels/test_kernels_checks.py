@@ -10,7 +10,7 @@ import pytest
 
 from headrace.base.errors import MachineError, ModelFormatError
 from headrace.kernels import vm
-from headrace.program.opcodes import Epilogue, KvType, Layout, Norm, Opcode
+from headrace.program.opcodes import Epilogue, KvType, Layout, Norm, Opcode, Pooling
 from headrace.program.records import OUTPUT_DTYPE
 from headrace.testing.lone_op import plain_record
 
@@ -41,6 +41,7 @@ MOE: dict[str, Any] = {
     "input": 0, "out": 0, "router": 5, "gate_up": 6, "down": 7, "k": WIDTH, "hidden": 32, "experts": 3, "top_k": 2,
     "is_renormalised": 1,
 }  # fmt: skip
+POOL: dict[str, Any] = {"input": 0, "out": 4096, "k": WIDTH, "pooling": Pooling.MEAN}
 FIELDS = {
     Opcode.EMBED: EMBED,
     Opcode.LINEAR: LINEAR,
@@ -49,6 +50,7 @@ FIELDS = {
     Opcode.HEAD: HEAD,
     Opcode.NORM: NORM,
     Opcode.MOE: MOE,
+    Opcode.POOL: POOL,
 }
 
 
@@ -115,7 +117,7 @@ BAD_RECORDS = [
     (Opcode.LINEAR, {"norm_weight": 99}, "99"),
     (Opcode.LINEAR, {"norm_eps": float("nan")}, "norm_eps"),
     (Opcode.LINEAR, {"epilogue": 9}, "epilogue 9"),
-    (Opcode.LINEAR, {"activation": 5}, "activation 5"),
+    (Opcode.LINEAR, {"activation": 6}, "activation 6"),
     (Opcode.LINEAR, {"norm_bias": 2}, "norm_bias"),
     (Opcode.LINEAR, {"out": ARENA - 96 * 4 * ROWS + 64}, "outside the arena"),
     (Opcode.QKV, {"heads": 2}, "128 x 64"),
@@ -130,7 +132,7 @@ BAD_RECORDS = [
     (Opcode.QKV, {"k_norm": 4, "qk_norm_eps": -1.0}, "vector"),
     (Opcode.QKV, {"qk_norm_eps": -1.0}, "qk_norm_eps"),
     (Opcode.QKV, {"layer": 1}, "layer 1"),
-    (Opcode.QKV, {"layer": -1}, "layer -1"),
+    (Opcode.QKV, {"layer": -2}, "layer -2"),
     (Opcode.ATTENTION, {"window": -1}, "window"),
     (Opcode.ATTENTION, {"scale": float("inf")}, "scale"),
     (Opcode.ATTENTION, {"out": ARENA}, "outside the arena"),
@@ -148,6 +150,12 @@ BAD_RECORDS = [
     (Opcode.MOE, {"router": 2}, "not a matrix"),
     (Opcode.MOE, {"out": ARENA}, "outside the arena"),
     (Opcode.MOE, {"activation": -1}, "activation"),
+    (Opcode.POOL, {"pooling": 3}, "pooling 3"),
+    (Opcode.POOL, {"out": 0}, "out is the input"),
+    (Opcode.POOL, {"k": 16}, "multiple of 32"),
+    (Opcode.ATTENTION, {"is_bidirectional": 1}, "is_bidirectional"),
+    (Opcode.EMBED, {"types": 2}, "not a matrix"),
+    (Opcode.LINEAR, {"domain": 2}, "domain 2"),
 ]
 
 
@@ -265,6 +273,8 @@ def test_a_good_step_runs(machine: vm.Vm) -> None:
 
 BAD_STEPS: list[tuple[str, dict[str, Any]]] = [
     ("token id -1", {"tokens": _i32(1, -1, 3)}),
+    ("token_types", {"token_types": _i32(0)}),
+    ("token type 1", {"token_types": _i32(0, 1, 0)}),
     ("token id 40", {"tokens": _i32(1, 40, 3)}),
     ("rows", {"tokens": _i32(), "positions": _i32(), "seq_starts": _i32(0, 0)}),
     ("9 rows", {"tokens": _i32(*[0] * 9), "positions": _i32(*range(9)), "seq_starts": _i32(0, 9)}),
@@ -287,7 +297,7 @@ BAD_STEPS: list[tuple[str, dict[str, Any]]] = [
     ("masks", {"masks": np.zeros((1, 1), np.uint32)}),
     ("counts", {"count_ids": _i32(1)}),
     ("bias_values", {"bias_ids": _i32(1)}),
-    ("num_records", {"num_records": 8}),
+    ("num_records", {"num_records": 9}),
     ("num_records", {"num_records": -2}),
     ("row", {"outputs": _output(row=3)}),
     ("row", {"outputs": _output(row=-1)}),

@@ -25,8 +25,8 @@ from headrace.program.lanes import (
     soft_cap,
 )
 from headrace.program.layouts import Numbers, pack, unpack
-from headrace.program.opcodes import KvType, Layout, Opcode
-from headrace.program.rowwise import layer_norm, quantise, rms_norm, route
+from headrace.program.opcodes import KvType, Layout, Opcode, Pooling
+from headrace.program.rowwise import layer_norm, pool, quantise, rms_norm, route
 from headrace.program.spec import build_program, spec_from_config
 from headrace.testing.random_builder import Wanted, random_program
 
@@ -162,6 +162,25 @@ def test_row_without_numbers_is_routed_somewhere_and_stays_without() -> None:
     assert ids.tolist() == [[0, 1], [0, 1], [2, 3]]
     assert np.isnan(shares[:2]).all()
     assert np.isfinite(shares[2]).all()
+
+
+@pytest.mark.parametrize("is_normalised", [True, False], ids=["length 1", "as it is"])
+@pytest.mark.parametrize("pooling", list(Pooling))
+def test_pool_gives_first_mean_or_last(pooling: Pooling, is_normalised: bool) -> None:
+    rows = np.random.default_rng(0).standard_normal((5, 64)).astype(np.float32)
+
+    wanted = {Pooling.FIRST: rows[0], Pooling.MEAN: rows.astype(np.float64).mean(0), Pooling.LAST: rows[4]}[pooling]
+    wanted = wanted / np.linalg.norm(wanted) if is_normalised else wanted
+
+    np.testing.assert_allclose(pool(rows, pooling, is_normalised), wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_pool_of_nothing_is_nothing_and_of_not_a_number_not_a_number() -> None:
+    zeros = np.zeros((2, 32), np.float32)
+    bad = np.full((2, 32), np.nan, np.float32)
+
+    assert not pool(zeros, Pooling.MEAN, is_normalised=True).any()
+    assert np.isnan(pool(bad, Pooling.MEAN, is_normalised=True)).all()
 
 
 def test_lanes_are_summed_in_the_fixed_tree() -> None:

@@ -12,7 +12,8 @@ from headrace.program.ir import NONE, Instruction, Part, Program, effect, seal
 from headrace.program.opcodes import FIELDS, RECORD_BYTES, Epilogue, Norm, Opcode
 from headrace.program.records import pack_record, unpack_record
 from headrace.program.spec import build_program, spec_from_config
-from headrace.program.verify import ProgramError, encoded_faults, faults, verify, verify_encoded
+from headrace.program.verify import ProgramError, faults, verify
+from headrace.program.verify_lowered import encoded_faults, verify_encoded
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -202,7 +203,9 @@ def test_changed_field_is_never_unseen(data: st.DataObject) -> None:
         # What is left are programs of the same shape that compute something else: they must touch the same memory.
         changed = with_values(number, **{name: value}).instructions[number]
         assert touched(changed) == touched(item)
-        assert name in {"norm", "norm_weight", "epilogue", "activation", "rope"} or name.endswith("weight")
+        assert name in {"norm", "norm_weight", "epilogue", "activation", "rope", "domain", "types"} or name.endswith(
+            "weight"
+        )
 
 
 @given(st.permutations(range(len(PROGRAM.instructions))))
@@ -331,4 +334,5 @@ def test_opcode_numbers_are_stable() -> None:
         "HEAD": 5,
         "NORM": 6,
         "MOE": 7,
+        "POOL": 8,
     }

@@ -8,11 +8,12 @@ import pytest
 
 from headrace.program.builder import Builder
 from headrace.program.encode import encode
-from headrace.program.ir import NONE, Instruction, Part, Program, seal
+from headrace.program.ir import NONE, Instruction, Part, Program, result, seal
 from headrace.program.model import Architecture, ModelSpec, RopeSpec
-from headrace.program.opcodes import LANES, Activation, Epilogue, Norm, Opcode
-from headrace.program.verify import faults, verify, verify_encoded
-from headrace.testing.random_builder import random_program
+from headrace.program.opcodes import LANES, Activation, Domain, Epilogue, Norm, Opcode, Pooling
+from headrace.program.verify import faults, verify
+from headrace.program.verify_lowered import verify_encoded
+from headrace.testing.random_builder import Wanted, random_program
 
 SPEC = ModelSpec(
     family="drawn",
@@ -96,7 +97,7 @@ MUTANTS: dict[str, tuple[str, Callable[[], Program]]] = {
         "table",
         lambda: with_weight("gate_up", n=160, parts=tuple(Part(str(e), 32) for e in range(5))),
     ),
-    "unknown activation": ("range", lambda: changed(Opcode.LINEAR, activation=5)),
+    "unknown activation": ("range", lambda: changed(Opcode.LINEAR, activation=6)),
     "negative offset": ("range", lambda: changed(Opcode.EMBED, position_offset=-1)),
     "no experts of a row": ("range", lambda: changed(Opcode.MOE, top_k=0)),
     "renormalised twice": ("range", lambda: changed(Opcode.MOE, is_renormalised=2)),
@@ -123,6 +124,69 @@ MUTANTS: dict[str, tuple[str, Callable[[], Program]]] = {
 }
 
 
+def encoder() -> Program:
+    spec = replace(SPEC, architecture=Architecture.ENCODER_ONLY, layers=2)
+    b = Builder(spec)
+
+    def matrix(name: str, n: int, k: int) -> int:
+        return b.matrix(name, k, Part(name, n))
+
+    x = b.embed("x", matrix("embed", 50, 64), types=matrix("types", 2, 64))
+    for layer in range(2):
+        q = b.qkv(f"q{layer}", x, matrix(f"qkv{layer}", 4 * 64, 64), layer=layer)
+        mixed = b.attention(f"mixed{layer}", q, layer=layer)
+        b.linear(f"o{layer}", mixed, matrix(f"o{layer}", 64, 128), epilogue=Epilogue.ADD, add_to=x)
+    pooled = b.pool("pooled", x, pooling=Pooling.MEAN, is_normalised=True)
+    b.linear("dense", pooled, matrix("dense", 64, 64), activation=Activation.TANH, domain=Domain.SEQUENCES)
+    return b.program()
+
+
+ENCODER = encoder()
+
+
+def changed_encoder(number: int, *, phase: int | None = None, **values: float) -> Program:
+    items = list(ENCODER.instructions)
+    item = items[number]
+    items[number] = Instruction(item.opcode, item.phase if phase is None else phase, {**item.values, **values})
+    return seal(replace(ENCODER, instructions=tuple(items)))
+
+
+# Instructions: 0 EMBED; per layer QKV, ATTENTION, o; 7 POOL, 8 dense.
+ENCODER_MUTANTS: dict[str, tuple[str, Callable[[], Program]]] = {
+    "unknown pooling": ("range", lambda: changed_encoder(7, pooling=3)),
+    "unknown domain": ("range", lambda: changed_encoder(8, domain=2)),
+    "layer below the step's pages": ("range", lambda: changed_encoder(1, layer=-2)),
+    "both ways over kept pages": ("shape", lambda: changed_encoder(2, layer=0)),
+    "types of another width": ("shape", lambda: changed_encoder(0, types=ENCODER.instructions[3].integer("weight"))),
+    "one row of each sequence taken for all": ("shape", lambda: changed_encoder(8, domain=Domain.ROWS)),
+    "all rows taken for one of each sequence": ("shape", lambda: changed_encoder(3, domain=Domain.SEQUENCES)),
+    "pages written twice before they are read": ("kv", lambda: changed_encoder(2, layer=0, is_bidirectional=0)),
+    "pages written while they are read": (
+        "kv",
+        lambda: changed_encoder(4, phase=ENCODER.instructions[2].phase),
+    ),
+    "queries of another layer": (
+        "kv",
+        lambda: changed_encoder(5, q=ENCODER.instructions[1].integer("q_out")),
+    ),
+}
+
+
+def test_encoder_is_sound_and_leaves_its_result() -> None:
+    assert faults(ENCODER) == []
+    assert result(ENCODER) == ENCODER.instructions[8].integer("out")
+    verify_encoded(ENCODER, encode(ENCODER, 7))
+
+
+@pytest.mark.parametrize("name", sorted(ENCODER_MUTANTS))
+def test_mutant_encoder_is_caught_by_its_rule(name: str) -> None:
+    rule, mutate = ENCODER_MUTANTS[name]
+
+    found = faults(mutate())
+
+    assert rule in {fault.rule for fault in found}, [str(fault) for fault in found]
+
+
 def test_program_with_every_option_is_sound() -> None:
     assert faults(PROGRAM) == []
     verify_encoded(PROGRAM, encode(PROGRAM, 7))
@@ -146,6 +210,14 @@ def test_mutant_is_caught_by_its_rule(name: str) -> None:
 @pytest.mark.parametrize("seed", range(40))
 def test_drawn_programs_are_sound(seed: int) -> None:
     drawn = random_program(np.random.default_rng(seed))
+
+    verify(drawn)
+    verify_encoded(drawn, encode(drawn, 9))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_drawn_encoders_are_sound(seed: int) -> None:
+    drawn = random_program(np.random.default_rng(seed), Wanted(is_encoder=True))
 
     verify(drawn)
     verify_encoded(drawn, encode(drawn, 9))

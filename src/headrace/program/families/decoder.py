@@ -5,6 +5,8 @@ Families differ in what they put into the spec and in where their files keep the
 
 from __future__ import annotations
 
+from typing import TypedDict
+
 from headrace.program.builder import Builder
 from headrace.program.ir import NONE, Part, Program
 from headrace.program.model import LayerSpec, ModelSpec
@@ -34,7 +36,14 @@ def build(spec: ModelSpec) -> Program:
     return b.program()
 
 
-def _norm(b: Builder, role: str, width: int) -> dict[str, int]:
+class _NormArguments(TypedDict):
+    """A builder's arguments of a norm."""
+
+    norm_weight: int
+    norm_bias: int
+
+
+def _norm(b: Builder, role: str, width: int) -> _NormArguments:
     """Adds a norm's weight, and LAYER's bias; returns them as a builder's arguments."""
     weight = b.vector(role, Part(role, width))
     has_bias = b.spec.norm is Norm.LAYER
