@@ -66,6 +66,7 @@ WITHOUT = [
     ("gemma3_scalar", {"query_pre_attn_scalar": 64}),
     ("phi3_longrope", {"original_max_position_embeddings": 4096}),
     ("smollm3", {"no_rope_layer_interval": 5}),
+    ("granite", {"residual_multiplier": 1.0}),
     ("gpt2", {"activation_function": "relu"}),
 ]
 
@@ -117,23 +118,30 @@ def test_every_instruction_set_gives_the_same_model(tmp_path: Path, case: str, i
 
 
 @pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model."])
-def test_the_language_model_beside_a_vision_tower_runs(tmp_path: Path, prefix: str) -> None:
-    config = CASES["gemma3"]
+@pytest.mark.parametrize(
+    ("case", "architecture"),
+    [("gemma3", "Gemma3ForConditionalGeneration"), ("mistral", "Mistral3ForConditionalGeneration")],
+)
+def test_the_language_model_beside_a_vision_tower_runs(
+    tmp_path: Path, case: str, architecture: str, prefix: str
+) -> None:
+    config = CASES[case]
     outer = ("bos_token_id", "eos_token_id", "tie_word_embeddings")
     seeing = {
-        "architectures": ["Gemma3ForConditionalGeneration"],
-        "model_type": "gemma3",
+        "architectures": [architecture],
         "text_config": {key: value for key, value in config.items() if key not in (*outer, "architectures")},
         **{key: config[key] for key in outer},
     }
+    head = "lm_head." if prefix.startswith("model.") else "language_model.lm_head."
     tensors = {
-        name.replace("model.", prefix, 1): encode(values, "F32") for name, values in tiny_weights(config).items()
+        name.replace("model.", prefix, 1).replace("lm_head.", head): encode(values, "F32")
+        for name, values in tiny_weights(config).items()
     }
     tensors["vision_tower.vision_model.post_layernorm.weight"] = encode(np.ones(8, np.float32), "F32")
     (tmp_path / "model.safetensors").write_bytes(safetensors_bytes(tensors))
     (tmp_path / "config.json").write_text(json.dumps(seeing))
 
-    assert relative_error("gemma3", vm_logits(tmp_path, text(), POSITIONS)) <= BOUND
+    assert relative_error(case, vm_logits(tmp_path, text(), POSITIONS)) <= BOUND
 
 
 @pytest.mark.parametrize("case", CASES)

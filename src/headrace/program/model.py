@@ -101,6 +101,7 @@ class ModelSpec:
         has_attention_bias, has_output_bias, has_mlp_bias: q/k/v, o, and gate/up/down products add a bias vector.
         attention_scale: multiplies the scores; None is 1/√head_size.
         attention_softcap, logit_softcap: tanh caps of scores and logits, 0 for none.
+        logit_scale: multiplies the logits, before their cap.
         norm: of the residual stream; LAYER has a bias.
         activation: of the MLP, or of its gate.
         is_gated: the MLP is activation(gate) × up instead of activation(up).
@@ -136,6 +137,7 @@ class ModelSpec:
     attention_scale: float | None = None
     attention_softcap: float = 0.0
     logit_softcap: float = 0.0
+    logit_scale: float = 1.0
     norm: Norm = Norm.RMS
     activation: Activation = Activation.SILU
     is_gated: bool = True

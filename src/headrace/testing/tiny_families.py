@@ -130,6 +130,16 @@ CASES: dict[str, dict[str, Any]] = {
     "smollm3": _case(
         "SmolLM3ForCausalLM", "smollm3", _without(_BASE, "head_dim"), hidden_size=128, num_hidden_layers=4
     ),
+    "granite": _case(
+        "GraniteForCausalLM",
+        "granite",
+        _without(_BASE, "head_dim"),
+        hidden_size=128,
+        embedding_multiplier=12.0,
+        residual_multiplier=0.22,
+        attention_multiplier=0.1,
+        logits_scaling=8.0,
+    ),
     "gpt2": {
         "architectures": ["GPT2LMHeadModel"],
         "model_type": "gpt2",
@@ -181,7 +191,7 @@ def tiny_gguf_weights(config: dict[str, Any]) -> dict[str, NDArray[np.float32]]:
     spec = spec_from_config(config)
     stored = tiny_weights(config)
     architecture = config["architectures"][0]
-    is_interleaved = architecture.startswith(("Llama", "Mistral", "Mixtral", "SmolLM3"))
+    is_interleaved = architecture.startswith(("Granite", "Llama", "Mistral", "Mixtral", "SmolLM3"))
     tensors: dict[str, NDArray[np.float32]] = {}
     for name, values in stored.items():
         target = _gguf_name(name, is_gemma=architecture.startswith("Gemma"))

@@ -69,7 +69,8 @@ def test_every_tiny_case_builds_a_program_that_verifies() -> None:
 
     assert families == set(FAMILIES)
     tried = {config["architectures"][0] for config in CASES.values()}
-    assert tried | {"Gemma3ForConditionalGeneration"} == set(HF_FAMILIES)
+    seeing = {"Gemma3ForConditionalGeneration", "Mistral3ForConditionalGeneration"}
+    assert tried | seeing == set(HF_FAMILIES)
 
 
 def test_gemma3_270m_has_windows_and_local_bases_on_five_of_six_layers() -> None:
@@ -165,6 +166,11 @@ UNSUPPORTED = [
     ("gpt2", {"add_cross_attention": True}, "add_cross_attention"),
     ("gpt2", {"n_embd": 96, "n_head": 2}, "head size"),
     ("qwen3_moe", {"moe_intermediate_size": 40}, "MLP width"),
+    (
+        "mistral",
+        {"architectures": ["Mistral3ForConditionalGeneration"], "text_config": {"model_type": "ministral3"}},
+        "text_config.model_type",
+    ),
 ]
 
 

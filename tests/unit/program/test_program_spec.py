@@ -291,9 +291,8 @@ def test_files_of_either_format_give_a_spec() -> None:
     assert spec_from_files(Files("safetensors", SMOL, {}, {}, {})) == spec_from_config(SMOL)
 
 
-def only_source(role: str, kind: str) -> Source:
-    (source,) = sources(spec_from_config(SMOL), role, kind)
-    return source
+def first_source(role: str, kind: str) -> Source:
+    return sources(spec_from_config(SMOL), role, kind)[0]
 
 
 @pytest.mark.parametrize(
@@ -307,14 +306,14 @@ def only_source(role: str, kind: str) -> Source:
     ],
 )
 def test_source_names(role: str, hf: str, gguf: str) -> None:
-    assert only_source(role, "hf").name == hf
-    assert only_source(role, "gguf").name == gguf
+    assert first_source(role, "hf").name == hf
+    assert first_source(role, "gguf").name == gguf
 
 
 def test_only_gguf_query_and_key_rows_are_permuted() -> None:
     roles = ("q", "k", "v", "o", "q_bias")
 
-    permuted = [role for role in roles if only_source(f"layers.0.{role}", "gguf").is_interleaved]
+    permuted = [role for role in roles if first_source(f"layers.0.{role}", "gguf").is_interleaved]
 
     assert permuted == ["q", "k", "q_bias"]
-    assert not only_source("layers.0.q", "hf").is_interleaved
+    assert not first_source("layers.0.q", "hf").is_interleaved

@@ -87,6 +87,16 @@ def token_ids(keys: Keys, key: str, vocab_size: int, default: tuple[int, ...]) -
     return keys.integers(key, 0, vocab_size - 1, most=64)
 
 
+def text_half(keys: Keys) -> Keys:
+    """Returns the keys of the language model inside a model that also sees."""
+    text = keys.mapping("text_config")
+    if text is None:
+        raise keys.refuse("text_config", "must be an object")
+    shared = ("bos_token_id", "eos_token_id", "tie_word_embeddings")
+    values = {**text.values, **{key: keys.values[key] for key in shared if key in keys.values}}
+    return Keys(keys.source, values, text.prefix)
+
+
 ACTIVATIONS = {
     "silu": Activation.SILU,
     "swish": Activation.SILU,

@@ -32,7 +32,7 @@ def build(spec: ModelSpec) -> Program:
         _Block(b, index, x).add(NONE if rope is None else ropes[rope])
     norms = _norm(b, "final_norm", spec.width)
     head = table if spec.is_tied else b.matrix("head", spec.width, Part("head", spec.vocab_size))
-    b.head(x, head, **norms, norm=spec.norm, softcap=spec.logit_softcap)
+    b.head(x, head, **norms, norm=spec.norm, scale=spec.logit_scale, softcap=spec.logit_softcap)
     return b.program()
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from headrace.program.families.checks import THETA, checked, unsupported
-from headrace.program.families.config_json import sliding_layers
+from headrace.program.families.config_json import sliding_layers, text_half
 from headrace.program.families.config_rope import rope_from_parameters
 from headrace.program.families.decoder import build
 from headrace.program.families.gemma2 import (
@@ -24,7 +24,7 @@ from headrace.program.families.gemma2 import (
 )
 from headrace.program.families.gemma2 import sources as gemma_sources
 from headrace.program.families.gguf_metadata import Tensors, optional_window, own_keys, spec_of_gguf
-from headrace.program.families.source import Source
+from headrace.program.families.source import Source, beside_vision
 from headrace.program.keys import Keys
 from headrace.program.model import ModelSpec, RopeSpec
 
@@ -39,7 +39,7 @@ _LAYERS_OF_27B = 62
 def spec_from_config(architecture: str, keys: Keys, generation: Keys) -> ModelSpec:
     """Returns the spec that a ``config.json`` describes; raises as ``spec_of_config``."""
     if architecture == "Gemma3ForConditionalGeneration":
-        keys = _text_half(keys)
+        keys = text_half(keys)
     if keys.has("attn_logit_softcapping"):
         raise unsupported(keys, "attn_logit_softcapping", keys.values["attn_logit_softcapping"], "null")
     spec = gemma_spec(NAME, keys, generation, _DEFAULTS)
@@ -50,17 +50,6 @@ def spec_from_config(architecture: str, keys: Keys, generation: Keys) -> ModelSp
         spec, has_qk_norm=True, logit_softcap=keys.number("final_logit_softcapping", *CAP, default=0.0), rope=widest
     )
     return checked(keys.source, _with_local_layers(spec, is_sliding, gemma_window(keys), local))
-
-
-def _text_half(keys: Keys) -> Keys:
-    """Returns the keys of the language model inside a model that also sees."""
-    text = keys.mapping("text_config")
-    if text is None:
-        raise keys.refuse("text_config", "must be an object")
-    shared = ("bos_token_id", "eos_token_id", "tie_word_embeddings")
-    return Keys(
-        keys.source, {**text.values, **{key: keys.values[key] for key in shared if key in keys.values}}, text.prefix
-    )
 
 
 def _ropes(keys: Keys, context_tokens: int) -> tuple[RopeSpec, RopeSpec]:
@@ -110,8 +99,4 @@ def spec_from_gguf(keys: Keys, tensors: Tensors) -> ModelSpec:
 def sources(spec: ModelSpec, role: str, kind: str) -> tuple[Source, ...]:
     """Returns where a file of ``kind`` may keep a role; files with a vision tower name the language model apart."""
     (plain,) = gemma_sources(spec, role, kind)
-    if kind == "gguf":
-        return (plain,)
-    inner = plain.name.removeprefix("model.")
-    apart = (f"language_model.{plain.name}", f"model.language_model.{inner}")
-    return (plain, *(replace(plain, name=name) for name in apart))
+    return (plain,) if kind == "gguf" else beside_vision(plain)

@@ -1,32 +1,39 @@
 """The Llama family: pre-norm blocks of grouped-query attention with RoPE and a SiLU-gated MLP.
 
-Covers LlamaForCausalLM (Llama 2 and 3, SmolLM2, …), MistralForCausalLM with its sliding window, and GGUF's ``llama``.
+Covers LlamaForCausalLM (Llama 2 and 3, SmolLM2, …), MistralForCausalLM with its sliding window, the language model of
+Mistral3ForConditionalGeneration (Mistral Small 3.1 and later; nothing here takes images), and GGUF's ``llama``.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from headrace.program.families.checks import checked
-from headrace.program.families.config_json import Defaults, optional_window, spec_of_config
+from headrace.program.families.checks import checked, unsupported
+from headrace.program.families.config_json import Defaults, optional_window, spec_of_config, text_half
 from headrace.program.families.decoder import build
 from headrace.program.families.gguf_metadata import Tensors, own_keys, spec_of_gguf
 from headrace.program.families.gguf_metadata import optional_window as optional_gguf_window
-from headrace.program.families.source import Role, Source, gguf_source, hf_source
+from headrace.program.families.source import HF_NAMES, Role, Source, beside_vision, gguf_source
 from headrace.program.keys import Keys
 from headrace.program.model import ModelSpec
 
 __all__ = ["NAME", "build", "sources", "spec_from_config", "spec_from_gguf"]
 
 NAME = "llama"
+_MISTRAL = Defaults(hidden=14336, kv_heads=8, context_tokens=4096 * 32)
 _DEFAULTS = {
     "LlamaForCausalLM": Defaults(),
-    "MistralForCausalLM": Defaults(hidden=14336, kv_heads=8, context_tokens=4096 * 32),
+    "MistralForCausalLM": _MISTRAL,
+    "Mistral3ForConditionalGeneration": _MISTRAL,
 }
 
 
 def spec_from_config(architecture: str, keys: Keys, generation: Keys) -> ModelSpec:
     """Returns the spec that a ``config.json`` describes; raises as ``spec_of_config``."""
+    if architecture == "Mistral3ForConditionalGeneration":
+        keys = text_half(keys)
+        if (kind := keys.text("model_type", "mistral")) != "mistral":
+            raise unsupported(keys, "model_type", kind, "mistral")
     spec = spec_of_config(NAME, keys, generation, _DEFAULTS[architecture])
     if architecture == "LlamaForCausalLM":
         has_bias = keys.boolean("attention_bias", False)
@@ -55,6 +62,6 @@ def spec_from_gguf(keys: Keys, tensors: Tensors) -> ModelSpec:
 def sources(spec: ModelSpec, role: str, kind: str) -> tuple[Source, ...]:
     """Returns where a file of ``kind`` may keep a role. GGUF has q and k in interleaved RoPE order."""
     if kind == "hf":
-        return hf_source(role)
+        return beside_vision(HF_NAMES.source(role))
     is_interleaved = Role.of(role).name in ("q", "k")
     return (replace(gguf_source(role, spec.experts), is_interleaved=is_interleaved),)

@@ -140,6 +140,13 @@ def hf_source(role: str, names: Names = HF_NAMES) -> tuple[Source, ...]:
     return (names.source(role),)
 
 
+def beside_vision(plain: Source) -> tuple[Source, ...]:
+    """Returns the places of a language model's weight, with and without a vision tower in the same files."""
+    inner = plain.name.removeprefix("model.")
+    names = (plain.name, f"language_model.{plain.name}", f"model.language_model.{inner}")
+    return tuple(replace(plain, name=name) for name in names)
+
+
 def gguf_source(role: str, experts: int = 0) -> Source:
     """Returns the place of ``role`` in a GGUF file, which has one table of names for all architectures.
 
