@@ -31,7 +31,7 @@ def start(model: Path, folder: Path | None) -> tuple[dict[str, list[object]], li
     with capture_logs() as logs:
         machine = Machine(inspection.scheduler_config, load(inspection, SystemClock()).vm)
         for thread in threading.enumerate():
-            if thread.name == "save-packed-weights":
+            if thread.name == "packed-weights":
                 thread.join()
     heard = run_together(machine, make_requests(8, vocab_size=320, longest_prompt=40, max_tokens=12))
     return heard, [entry["event"] for entry in logs if entry["event"].startswith("packed_")]

@@ -109,6 +109,7 @@ EVENTS: Final[dict[str, str]] = {
     "model_loading": "stage and progress of loading",
     "model_loaded": "the model can be used; sizes and times",
     "packed_weights_read": "the packed weights came from the cache on disk",
+    "packed_weights_stay_mapped": "no memory with huge pages for weights that were read; decode is slower, says why",
     "packed_weights_saved": "the packed weights were saved; the next start reads them",
     "packed_weights_not_saved": "the packed weights could not be saved, says why; the next start packs again",
     "packed_weights_damaged": "an entry of the cache of packed weights was damaged and removed; they are packed anew",

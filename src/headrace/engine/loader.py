@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 
 from headrace.base.clock import Clock
 from headrace.base.errors import ConfigError, MachineError, ModelFormatError
+from headrace.base.log import get_log
 from headrace.engine.executor import Executor, StepVm
 from headrace.engine.memory import MemoryNeeds, PoolPlan, plan_pool, read_available_bytes
 from headrace.engine.pace import Pace
@@ -35,6 +37,8 @@ _VM_SCRATCH_BYTES = 64 * 2**20
 _WARM_UP_ROWS = 64
 _WARM_UP_DECODES = 3
 _NARROWER = {"none": ("int8", "int4"), "int8": ("int4",), "int4": ()}
+
+log = get_log(__name__)
 
 Progress = Callable[[str, float], None]
 """Called with the stage and the share of it that is done."""
@@ -144,14 +148,15 @@ def load(inspection: Inspection, clock: Clock, progress: Progress = lambda stage
     """
     launch, spec = inspection.launch, inspection.spec
     # Late: inspecting a model, and everything that only counts, must work where the native library is not built.
-    from headrace.kernels.vm import KvConfig, Vm, WeightMemory, available_isas, best_isa
+    from headrace.kernels.vm import KvConfig, Vm, available_isas, best_isa
 
     isa = launch.isa or best_isa()
     if isa not in available_isas():
         raise MachineError(f"isa is {isa!r}, this machine and build have {', '.join(available_isas())}")
     config = inspection.scheduler_config
+    moments_s = [clock.now_s()]
     cache = _packed_cache(inspection)
-    stored = cache.read(lambda size_bytes: WeightMemory(size_bytes).take(size_bytes), launch.threads) if cache else {}
+    stored = cache.read(launch.threads) if cache else {}
     weights = load_weights(
         inspection.files,
         inspection.program,
@@ -162,6 +167,7 @@ def load(inspection: Inspection, clock: Clock, progress: Progress = lambda stage
         progress=lambda done, total: progress("loading weights", done / max(total, 1)),
         stored=stored,
     )
+    moments_s.append(clock.now_s())
     progress("building the program", 1.0)
     vm = Vm(
         inspection.encoded.records,
@@ -181,11 +187,23 @@ def load(inspection: Inspection, clock: Clock, progress: Progress = lambda stage
             blocks=inspection.pool.num_blocks,
         ),
     )
+    moments_s.append(clock.now_s())
     progress("warming up", 1.0)
     pace = Pace(config.max_step_tokens)
     _warm_up(vm, config, pace, clock)
-    if cache is not None and not stored:
-        cache.save_in_background(weights)
+    moments_s.append(clock.now_s())
+    weights_s, program_s, warm_up_s = (round(stop - start, 3) for start, stop in pairwise(moments_s))
+    log.info(
+        "model_loaded",
+        size_bytes=sum(weight.data.nbytes for weight in weights),
+        isa=isa,
+        is_cached=bool(stored),
+        weights_s=weights_s,
+        program_s=program_s,
+        warm_up_s=warm_up_s,
+    )
+    if cache is not None:
+        cache.finish_in_background(weights)
     threads = ThreadPolicy(launch.threads)
     return Loaded(executor=make_executor(vm, config), vm=vm, pace=pace, threads=threads, isa=isa)
 

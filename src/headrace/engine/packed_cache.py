@@ -4,9 +4,9 @@
     <folder>/<name>-<key>.partial     one that is being written; locked by its writer
 
 An entry's name carries the key: a hash of the model's identity, the scheme, how each weight is put together, and this
-build. It appears by one rename, whole and flushed. It is used through a copy in memory with huge pages, not as a map:
-decode reads all weights once a token, and 4 KiB pages of a file cost it a fifth of its speed
-(docs/decisions/0005-packed-cache.md). Nothing here can fail a start: what goes wrong is a warning, and packing follows.
+build. It appears by one rename, whole and flushed. It is mapped, every byte is checked, and behind the first requests
+it moves into memory with huge pages, which decode reads faster (``mapped``, docs/decisions/0005-packed-cache.md).
+Nothing here can fail a start: what goes wrong is a warning, and packing follows.
 """
 
 from __future__ import annotations
@@ -21,19 +21,17 @@ import shutil
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
 from functools import cache
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
-
 import headrace
 from headrace.base.errors import ModelError, ModelIntegrityError
 from headrace.base.log import get_log
 from headrace.base.units import GIB
+from headrace.engine.mapped import MappedBytes
 from headrace.engine.packed_file import Header, read_header, read_packed, write_packed
 from headrace.engine.weight_plan import WeightPlan
 from headrace.engine.weights import PackedWeight
@@ -49,8 +47,6 @@ _RACE_NS = 2 * 10**9
 _SUFFIX, _PARTIAL = ".packed", ".partial"
 
 log = get_log(__name__)
-
-Take = Callable[[int], NDArray[np.uint8]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,24 +81,22 @@ class PackedCache:
         self._traits = _traits(files.weights)
         self._kept = {plan.spec.index for plan in plans if plan.spec.kind != "rope"}
         self._started_at_ns = time.time_ns()
+        self._mapped: MappedBytes | None = None
         key = pack_key(files, plans, scheme)
         slug = re.sub(r"[^A-Za-z0-9._]+", "-", name).strip("-.")[:80] or "model"
         self.path = folder / f"{slug}-{key[:32]}{_SUFFIX}"
         self._header = Header(key, name, files.digest, scheme, [])
 
-    def read(self, take: Take, threads: int) -> dict[int, PackedWeight]:
+    def read(self, threads: int) -> dict[int, PackedWeight]:
         """Returns the weights by index (all but rope tables), or nothing when they are not there or are damaged.
 
         A damaged entry is removed, with a warning.
-
-        Args:
-            take: returns so many bytes of memory, 64-byte aligned.
         """
         if not self.path.exists():
             return {}
         try:
             with _opened(self.path) as fd:
-                weights = read_packed(fd, self._header.key, take, threads)
+                weights, self._mapped = read_packed(fd, self._header.key, threads)
                 if weights.keys() != self._kept:
                     raise ModelIntegrityError("holds other weights than this model has")
                 with contextlib.suppress(OSError):  # a read-only folder; its entries then go by their age
@@ -115,16 +109,25 @@ class PackedCache:
         log.info("packed_weights_read", size_bytes=sum(weight.data.nbytes for weight in weights.values()))
         return weights
 
-    def save_in_background(self, weights: Iterable[PackedWeight]) -> threading.Thread:
-        """Starts to save the weights in a thread that gives way to all others and ends with the process."""
+    def finish_in_background(self, weights: Iterable[PackedWeight]) -> threading.Thread:
+        """Starts what can wait until the model is ready, in a thread that gives way to all others.
+
+        That is: weights that were read move into memory with huge pages, others are saved.
+        """
         kept = [weight for weight in weights if weight.index in self._kept]
 
         def run() -> None:
             with contextlib.suppress(OSError):
                 os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
-            self.save(kept)
+            if self._mapped is None:
+                self.save(kept)
+                return
+            try:
+                self._mapped.settle()
+            except OSError as error:
+                log.warning("packed_weights_stay_mapped", reason=error.strerror)
 
-        thread = threading.Thread(target=run, name="save-packed-weights", daemon=True)
+        thread = threading.Thread(target=run, name="packed-weights", daemon=True)
         thread.start()
         return thread
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from headrace.testing.tiny_blocks import Encoded
@@ -32,24 +32,34 @@ def safetensors_bytes(tensors: Mapping[str, Encoded], metadata: Mapping[str, str
 
 def gguf_bytes(metadata: Mapping[str, Any], tensors: Mapping[str, Encoded]) -> bytes:
     """Returns a GGUF v3 file. Python ints become uint32 (int32 in lists), floats float32."""
+    descriptions = [(name, tensor.dtype, tensor.shape, len(tensor.data)) for name, tensor in tensors.items()]
+    out = bytearray(gguf_head(metadata, descriptions))
+    for tensor in tensors.values():
+        out += tensor.data + b"\0" * gguf_padding(len(tensor.data))
+    return bytes(out)
+
+
+def gguf_head(metadata: Mapping[str, Any], tensors: Sequence[tuple[str, str, tuple[int, ...], int]]) -> bytes:
+    """Returns a GGUF v3 file up to its data: name, type, shape and bytes of each tensor, in the order of the data.
+
+    Each tensor's data is followed by ``gguf_padding`` zeros.
+    """
     out = bytearray(b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(metadata)))
     for key, value in metadata.items():
         out += _string(key) + _value(value)
     offset = 0
-    for name, tensor in tensors.items():
+    for name, dtype, shape, size_bytes in tensors:
         # GGUF lists the innermost dimension first.
-        dimensions = tensor.shape[::-1]
+        dimensions = shape[::-1]
         out += _string(name) + struct.pack(f"<I{len(dimensions)}Q", len(dimensions), *dimensions)
-        out += struct.pack("<IQ", _GGML_TYPES[tensor.dtype], offset)
-        offset += _padded(len(tensor.data))
-    out += b"\0" * (_padded(len(out)) - len(out))
-    for tensor in tensors.values():
-        out += tensor.data + b"\0" * (_padded(len(tensor.data)) - len(tensor.data))
-    return bytes(out)
+        out += struct.pack("<IQ", _GGML_TYPES[dtype], offset)
+        offset += size_bytes + gguf_padding(size_bytes)
+    return bytes(out) + b"\0" * gguf_padding(len(out))
 
 
-def _padded(size: int) -> int:
-    return size + -size % GGUF_ALIGNMENT
+def gguf_padding(size_bytes: int) -> int:
+    """Returns how many zeros follow so many bytes."""
+    return -size_bytes % GGUF_ALIGNMENT
 
 
 def _string(text: str) -> bytes:

@@ -19,7 +19,6 @@ from headrace.engine.packed_cache import PackedCache, list_entries, remove_entri
 from headrace.engine.packed_file import Header, read_packed, write_packed
 from headrace.engine.weight_plan import plan_weights
 from headrace.engine.weights import PackedWeight, load_weights
-from headrace.kernels.vm import aligned_empty
 from headrace.program.opcodes import Layout
 from headrace.program.spec import build_program, spec_from_files
 from headrace.registry.manifest import write_manifest
@@ -76,7 +75,7 @@ def saved(folder: Path, model: Path) -> tuple[Path, dict[int, PackedWeight]]:
 def test_saved_weights_are_read_back_aligned_and_equal(tmp_path: Path, model: Path, threads: int) -> None:
     _, expected = saved(tmp_path / "packed", model)
 
-    found = place(tmp_path / "packed", model)[0].read(aligned_empty, threads)
+    found = place(tmp_path / "packed", model)[0].read(threads)
 
     assert are_equal(found, expected)
     assert all(weight.data.ctypes.data % 64 == 0 for weight in found.values())
@@ -106,7 +105,7 @@ def test_a_flipped_byte_anywhere_is_found_and_the_entry_removed(tmp_path: Path, 
         damaged = bytearray(whole)
         damaged[offset] ^= 1 << int(rng.integers(8))
         path.write_bytes(damaged)
-        if place_only(tmp_path / "packed", model).read(aligned_empty, 1) or path.exists():
+        if place_only(tmp_path / "packed", model).read(1) or path.exists():
             missed.append(offset)
 
     assert not missed
@@ -139,12 +138,12 @@ def test_a_wrong_file_is_removed_and_replaced(
     path.write_bytes(change(path.read_bytes()))
 
     cache, weights = place(tmp_path / "packed", model)
-    found = cache.read(aligned_empty, 2)
+    found = cache.read(2)
 
     assert not found
     assert not path.exists()
     assert cache.save(list(kept(weights).values()))
-    assert are_equal(cache.read(aligned_empty, 2), expected)
+    assert are_equal(cache.read(2), expected)
 
 
 def test_another_models_file_under_this_name_is_refused(tmp_path: Path, model: Path) -> None:
@@ -153,7 +152,7 @@ def test_another_models_file_under_this_name_is_refused(tmp_path: Path, model: P
     other_path, _ = saved(tmp_path / "packed", other)
     shutil.copy(other_path, path)
 
-    assert not place_only(tmp_path / "packed", model).read(aligned_empty, 1)
+    assert not place_only(tmp_path / "packed", model).read(1)
 
 
 def test_a_header_that_places_weights_outside_its_data_is_refused(tmp_path: Path) -> None:
@@ -169,7 +168,7 @@ def test_a_header_that_places_weights_outside_its_data_is_refused(tmp_path: Path
     path.write_bytes(forged)
 
     with path.open("rb") as file, pytest.raises(Exception, match="its weights take"):
-        read_packed(file.fileno(), "k", aligned_empty, 1)
+        read_packed(file.fileno(), "k", 1)
 
 
 @pytest.mark.parametrize("what", ["content", "quantization", "time stamp"])
@@ -233,7 +232,7 @@ def test_the_least_recently_used_entries_make_room(tmp_path: Path) -> None:
     size = paths[0].stat().st_size
     for age, path in enumerate(paths):
         os.utime(path, (1000.0 + age, 1000.0 + age))
-    assert place_only(folder, models[0]).read(aligned_empty, 1)  # now the most recently used
+    assert place_only(folder, models[0]).read(1)  # now the most recently used
 
     cache, weights = place(folder, models[3], limit_bytes=3 * size + size // 2)
     assert cache.save(list(kept(weights).values()))
@@ -280,14 +279,14 @@ def test_a_folder_that_cannot_be_written_is_read_and_left_alone(
     for name in ("utime", "unlink"):  # permissions do not bind a superuser, who may run the tests
         monkeypatch.setattr(packed_cache.os, name, refuse)
 
-    assert are_equal(place_only(tmp_path / "packed", model).read(aligned_empty, 1), expected)
+    assert are_equal(place_only(tmp_path / "packed", model).read(1), expected)
 
 
 def test_a_cache_that_cannot_be_made_is_a_warning(tmp_path: Path, model: Path) -> None:
     (tmp_path / "packed").write_text("a file, not a folder")
     cache, weights = place(tmp_path / "packed", model)
 
-    assert not cache.read(aligned_empty, 1)
+    assert not cache.read(1)
     assert not cache.save(list(kept(weights).values()))
 
 
@@ -302,7 +301,7 @@ def test_two_workers_that_save_the_same_leave_one_good_entry(tmp_path: Path, mod
         start.wait()
         for _ in range(5):
             cache.save(list(kept(weights).values()))
-            found = cache.read(aligned_empty, 1)  # nothing while the first of them is being written
+            found = cache.read(1)  # nothing while the first of them is being written
             if found and not are_equal(found, expected):
                 wrong.append(len(found))
 
@@ -313,7 +312,7 @@ def test_two_workers_that_save_the_same_leave_one_good_entry(tmp_path: Path, mod
         thread.join()
 
     assert not wrong
-    assert are_equal(places[0][0].read(aligned_empty, 1), expected)
+    assert are_equal(places[0][0].read(1), expected)
     assert [path.suffix for path in (tmp_path / "packed").iterdir()] == [".packed"]
 
 
@@ -360,9 +359,9 @@ def test_entries_are_listed_with_their_problem_and_removed_by_model(tmp_path: Pa
 def test_saving_in_the_background_gives_way_to_the_rest(tmp_path: Path, model: Path) -> None:
     cache, weights = place(tmp_path / "packed", model)
 
-    cache.save_in_background(weights).join()
+    cache.finish_in_background(weights).join()
 
-    assert are_equal(cache.read(aligned_empty, 1), kept(weights))
+    assert are_equal(cache.read(1), kept(weights))
 
 
 def test_weights_of_more_than_a_chunk_come_back_equal(tmp_path: Path) -> None:
@@ -372,4 +371,4 @@ def test_weights_of_more_than_a_chunk_come_back_equal(tmp_path: Path) -> None:
     path, expected = saved(tmp_path / "packed", model)
 
     assert path.stat().st_size > 2**20
-    assert are_equal(place_only(tmp_path / "packed", model).read(aligned_empty, 2), expected)
+    assert are_equal(place_only(tmp_path / "packed", model).read(2), expected)
