@@ -128,7 +128,7 @@ def run_quality(
         check_precision("bf16", quantization)
     files = open_model(path)
     spec = spec_from_files(files)
-    texts = _windows(files, text, min(_WINDOW_TOKENS, spec.context_tokens), positions)
+    texts = text_windows(files, text, min(_WINDOW_TOKENS, spec.context_tokens), positions)
     total = sum(len(window) - 1 for window in texts)
     used_isa = isa or best_isa()
 
@@ -172,7 +172,7 @@ def run_quality(
     )
 
 
-def _windows(files: ModelFiles, text: str, size: int, positions: int) -> list[list[int]]:
+def text_windows(files: ModelFiles, text: str, size: int, positions: int) -> list[list[int]]:
     """Returns the text's tokens in windows of at most ``size``, together ``positions`` next tokens at most."""
     is_gguf = files.kind == "gguf"
     tokenizer = Tokenizer.from_gguf(files.metadata) if is_gguf else Tokenizer.from_files(files.tokenizer_files)

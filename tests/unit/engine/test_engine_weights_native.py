@@ -59,8 +59,9 @@ def test_packed_weights_hold_the_stored_values(tmp_path: Path, kind: str, dtype:
         assert np.abs(found - expected).max() <= limit, name
 
 
-@pytest.mark.parametrize(("quantization", "steps"), [("int8", 127), ("int4", 15)])
-def test_quantising_at_load_stays_within_half_a_step(tmp_path: Path, quantization: str, steps: int) -> None:
+# int4 may cut a tenth of the range off either end where that serves the other weights.
+@pytest.mark.parametrize(("quantization", "limit_ratio"), [("int8", 0.5 / 127), ("int4", 0.5 / 15 + 0.1)])
+def test_quantising_at_load_stays_near_what_was_stored(tmp_path: Path, quantization: str, limit_ratio: float) -> None:
     files = open_model(write_tiny_llama(tmp_path / "m"))
     program = build_program(spec_from_files(files))
 
@@ -70,8 +71,8 @@ def test_quantising_at_load_stays_within_half_a_step(tmp_path: Path, quantizatio
     found = unpack(weight.layout, weight.data, weight.n, weight.k).reshape(-1, 32)
     truth = fused("BF16")["layers.0.qkv"].reshape(-1, 32)
     span = np.abs(truth).max(1) if quantization == "int8" else truth.max(1) - truth.min(1)
-    # Half a step, and as much again for scale and minimum rounded to f16 (2^-11 of the largest value).
-    limit = 0.5 * span / steps + 2 * 2**-11 * np.abs(truth).max(1)
+    # That, and as much again for scale and minimum rounded to f16 (2^-11 of the largest value).
+    limit = limit_ratio * span + 2 * 2**-11 * np.abs(truth).max(1)
     assert weight.layout is (Layout.Q8 if quantization == "int8" else Layout.Q4M)
     assert (np.abs(found - truth).max(1) <= limit).all()
 
