@@ -72,8 +72,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.answer(hub.refuse_status, b"no")
         elif path == "/api/models/org/tiny/revision/main":
             self.answer(200, hub.listing())
-        elif path.startswith(f"/org/tiny/resolve/{COMMIT}/") and path.rsplit("/", 1)[1] in hub.files:
-            self.send_file(path.rsplit("/", 1)[1])
+        elif path.removeprefix(f"/org/tiny/resolve/{COMMIT}/") in hub.files:
+            self.send_file(path.removeprefix(f"/org/tiny/resolve/{COMMIT}/"))
         else:
             self.answer(404, b"not found")
 
@@ -183,6 +183,21 @@ def test_resolve_fetches_publishes_and_then_needs_no_network(
     assert not (path / "pytorch_model.bin").exists()
     assert seen["model.safetensors"] == len(stub.files["model.safetensors"])
     assert [model.revision for model in list_models(tmp_path)] == [COMMIT]
+
+
+def test_the_pooling_comes_along_and_stays_where_it_was(
+    stub: StubHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", stub.url)
+    stub.files["1_Pooling/config.json"] = b'{"pooling_mode_cls_token": true}'
+    stub.files["onnx/config.json"] = stub.files["2_Other/model.safetensors"] = b"{}"
+    stub.files["modules.json"] = b'[{"type": "a.Pooling", "path": "1_Pooling"}]'
+
+    path = resolve("hf:org/tiny", cache=tmp_path, progress=lambda name, done, total: None)
+
+    assert open_model(path).pooling == {"pooling_mode_cls_token": True}
+    assert not (path / "onnx").exists()
+    assert not (path / "2_Other").exists()
 
 
 def test_a_cut_download_goes_on_where_it_stopped(stub: StubHub, tmp_path: Path) -> None:

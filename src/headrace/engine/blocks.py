@@ -21,10 +21,10 @@ BlockHash = NewType("BlockHash", bytes)
 
 
 class BlockPool:
-    """Counts references to ``total`` blocks and remembers the content of published ones."""
+    """Counts references to ``total`` blocks (0 in models without pages) and remembers the content of published ones."""
 
     def __init__(self, total: int) -> None:
-        assert total > 0
+        assert total >= 0
         self.total = total
         self._free = list(range(total - 1, -1, -1))  # a stack: low numbers, hence warm pages, are used first
         self._num_holders = [0] * total

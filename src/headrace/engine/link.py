@@ -19,7 +19,17 @@ from collections.abc import Iterable
 
 from headrace.base.errors import ProtocolError
 from headrace.base.log import get_log
-from headrace.protocol.frames import LINK_VERSION, Abort, Drain, FrameReader, FromWorker, Hello, Submit, encode_frame
+from headrace.protocol.frames import (
+    LINK_VERSION,
+    Abort,
+    Drain,
+    Encode,
+    FrameReader,
+    FromWorker,
+    Hello,
+    Submit,
+    encode_frame,
+)
 from headrace.protocol.frames import ToWorker as _ToWorker
 
 MAX_UNSENT_BYTES = 32 * 2**20
@@ -31,7 +41,7 @@ _PEER_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 
 log = get_log(__name__)
 
-Request = Submit | Abort | Drain
+Request = Submit | Encode | Abort | Drain
 
 
 class Peer:
@@ -193,7 +203,7 @@ class Link:
                 match frame:
                     case Hello():
                         self._greet(peer, frame)
-                    case Submit() | Abort() | Drain():
+                    case Submit() | Encode() | Abort() | Drain():
                         if not peer.has_greeted:
                             raise ProtocolError("a frame came before Hello")
                         requests.append((peer.id, frame))

@@ -14,6 +14,8 @@ from pathlib import Path
 from headrace.base.clock import Clock
 from headrace.base.errors import ConfigError, MachineError, ModelFormatError
 from headrace.base.log import get_log
+from headrace.engine.encode_executor import EncodeExecutor
+from headrace.engine.encode_scheduler import EncodeConfig, EncodeScheduler
 from headrace.engine.executor import Executor, StepVm
 from headrace.engine.memory import MemoryNeeds, PoolPlan, plan_pool, read_available_bytes
 from headrace.engine.pace import Pace
@@ -21,14 +23,15 @@ from headrace.engine.packed_cache import PackedCache
 from headrace.engine.scheduler import Scheduler, SchedulerConfig
 from headrace.engine.weight_plan import plan_weights, weight_bytes
 from headrace.engine.weights import load_weights
+from headrace.engine.work import WorkExecutor
 from headrace.policy.threads import ThreadPolicy
 from headrace.program.encode import Encoded, encode
-from headrace.program.ir import Program
-from headrace.program.model import ModelSpec
+from headrace.program.ir import Program, result
+from headrace.program.model import Architecture, ModelSpec
 from headrace.program.opcodes import BLOCK_TOKENS, MAX_LOGPROBS, KvType, Layout
 from headrace.program.spec import build_program, spec_from_files
 from headrace.program.verify import verify
-from headrace.protocol.frames import Sampling, Submit
+from headrace.protocol.frames import Encode, Sampling, Submit
 from headrace.protocol.launch import WorkerLaunch
 from headrace.registry.model import ModelFiles, open_model
 
@@ -36,6 +39,8 @@ from headrace.registry.model import ModelFiles, open_model
 _VM_SCRATCH_BYTES = 64 * 2**20
 _WARM_UP_ROWS = 64
 _WARM_UP_DECODES = 3
+# Texts of a step are limited so that it can be full of texts as short as this.
+_SHORT_TEXT_TOKENS = 8
 _NARROWER = {"none": ("int8", "int4"), "int8": ("int4",), "int4": ()}
 
 log = get_log(__name__)
@@ -59,8 +64,23 @@ class Inspection:
     weight_bytes: int
 
     @property
+    def encode_config(self) -> EncodeConfig | None:
+        """The limits of a model that makes vectors; None where it generates."""
+        if self.spec.architecture is not Architecture.ENCODER_ONLY:
+            return None
+        max_rows = _max_rows(self.launch, self.spec, self.pool.context_tokens)
+        return EncodeConfig(
+            vocab_size=self.spec.vocab_size,
+            width=self.spec.width,
+            context_tokens=self.pool.context_tokens,
+            max_sequences=max(self.launch.max_sequences, max_rows // _SHORT_TEXT_TOKENS),
+            max_step_tokens=max_rows,
+            queue_limit=self.launch.queue_limit,
+        )
+
+    @property
     def scheduler_config(self) -> SchedulerConfig:
-        """The limits that the scheduler works under."""
+        """The limits of a model that generates."""
         launch = self.launch
         return SchedulerConfig(
             vocab_size=self.spec.vocab_size,
@@ -79,7 +99,7 @@ class Inspection:
 class Loaded:
     """A model that can run. ``isa`` is what its kernels were made for, ``threads`` chooses how many a step uses."""
 
-    executor: Executor
+    executor: WorkExecutor
     vm: StepVm
     pace: Pace
     threads: ThreadPolicy
@@ -106,22 +126,26 @@ def inspect(launch: WorkerLaunch, *, available_bytes: int | None = None) -> Insp
         )
     program = build_program(spec)
     verify(program)
-    max_rows = max(launch.max_step_tokens, launch.max_sequences)
-    encoded = encode(program, max_rows)
     kv_type = KvType.F32 if launch.dtype == "fp32" else KvType.BF16
     context_tokens = min(spec.context_tokens, launch.max_context_tokens or spec.context_tokens)
+    max_rows = _max_rows(launch, spec, context_tokens)
+    encoded = encode(program, max_rows)
+    # An encoder keeps keys and values of one layer, for the rows of one step.
+    is_encoder = spec.architecture is Architecture.ENCODER_ONLY
+    kv_layers = 1 if is_encoder else spec.layers
+    kv_cache_tokens = max_rows + BLOCK_TOKENS * launch.max_sequences if is_encoder else launch.kv_cache_tokens
     plans = plan_weights(files, program, dtype=launch.dtype, quantization=launch.quantization)
     needs = MemoryNeeds(
         weight_bytes=sum(plan.size_bytes for plan in plans),
         scratch_bytes=encoded.arena_bytes + _VM_SCRATCH_BYTES,
-        kv_token_bytes=2 * spec.layers * spec.kv_heads * spec.head_size * (4 if kv_type is KvType.F32 else 2),
+        kv_token_bytes=2 * kv_layers * spec.kv_heads * spec.head_size * (4 if kv_type is KvType.F32 else 2),
         narrower_bytes={name: weight_bytes(files, program, "bf16", name) for name in _NARROWER[launch.quantization]},
     )
     pool = plan_pool(
         needs,
         available_bytes=read_available_bytes() if available_bytes is None else available_bytes,
         kv_cache_ratio=launch.kv_cache_ratio,
-        kv_cache_tokens=launch.kv_cache_tokens,
+        kv_cache_tokens=kv_cache_tokens,
         context_tokens=context_tokens,
         max_sequences=launch.max_sequences,
     )
@@ -153,7 +177,8 @@ def load(inspection: Inspection, clock: Clock, progress: Progress = lambda stage
     isa = launch.isa or best_isa()
     if isa not in available_isas():
         raise MachineError(f"isa is {isa!r}, this machine and build have {', '.join(available_isas())}")
-    config = inspection.scheduler_config
+    encode_config = inspection.encode_config
+    config = encode_config or inspection.scheduler_config
     moments_s = [clock.now_s()]
     cache = _packed_cache(inspection)
     stored = cache.read(launch.threads) if cache else {}
@@ -177,20 +202,29 @@ def load(inspection: Inspection, clock: Clock, progress: Progress = lambda stage
         isa=isa,
         max_rows=config.max_step_tokens,
         max_sequences=config.max_sequences,
-        max_outputs=config.max_step_tokens,
+        max_outputs=1 if encode_config else config.max_step_tokens,
         max_top=MAX_LOGPROBS,
         kv=KvConfig(
             type=inspection.kv_type,
             layers=spec.layers,
             kv_heads=spec.kv_heads,
             head_size=spec.head_size,
-            blocks=inspection.pool.num_blocks,
+            blocks=0 if encode_config else inspection.pool.num_blocks,
         ),
     )
     moments_s.append(clock.now_s())
     progress("warming up", 1.0)
     pace = Pace(config.max_step_tokens)
-    _warm_up(vm, config, pace, clock)
+    executor: WorkExecutor
+    if isinstance(config, EncodeConfig):
+        index = result(inspection.program)
+        assert index is not None, "an encoder's program ends in its vectors"
+        offset = inspection.encoded.buffer(inspection.program.buffers[index].name).offset
+        executor = EncodeExecutor(vm, offset=offset, width=config.width, max_rows=config.max_step_tokens)
+        _warm_up_encoder(executor, config, pace, clock)
+    else:
+        executor = make_executor(vm, config)
+        _warm_up(vm, config, pace, clock)
     moments_s.append(clock.now_s())
     weights_s, program_s, warm_up_s = (round(stop - start, 3) for start, stop in pairwise(moments_s))
     log.info(
@@ -204,8 +238,7 @@ def load(inspection: Inspection, clock: Clock, progress: Progress = lambda stage
     )
     if cache is not None:
         cache.finish_in_background(weights)
-    threads = ThreadPolicy(launch.threads)
-    return Loaded(executor=make_executor(vm, config), vm=vm, pace=pace, threads=threads, isa=isa)
+    return Loaded(executor=executor, vm=vm, pace=pace, threads=ThreadPolicy(launch.threads), isa=isa)
 
 
 def _packed_cache(inspection: Inspection) -> PackedCache | None:
@@ -252,6 +285,27 @@ def _warm_up(vm: StepVm, config: SchedulerConfig, pace: Pace, clock: Clock) -> N
         scheduler.complete(plan, result, clock.now_s())
     if scheduler.totals.failed:
         raise ModelFormatError("the model's first tokens are not numbers: its weights hold NaN or overflow")
+
+
+def _warm_up_encoder(executor: EncodeExecutor, config: EncodeConfig, pace: Pace, clock: Clock) -> None:
+    """Runs one text, so that "ready" means that a vector has come out, and measures it."""
+    scheduler = EncodeScheduler(config)
+    length = min(_WARM_UP_ROWS, config.context_tokens)
+    scheduler.submit(0, Encode("warm-up", [[index % config.vocab_size for index in range(length)]]), clock.now_s())
+    plan = scheduler.plan(clock.now_s())
+    assert plan is not None
+    started_at_s = clock.now_s()
+    vectors = executor.run(plan)
+    pace.observe(plan.num_rows, clock.now_s() - started_at_s)
+    scheduler.complete(plan, vectors, clock.now_s())
+    if scheduler.totals.failed:
+        raise ModelFormatError("the model's first vector holds values that are not numbers: its weights overflow")
+
+
+def _max_rows(launch: WorkerLaunch, spec: ModelSpec, context_tokens: int) -> int:
+    """Returns the rows of a step: what was asked for, and in encoders the longest text at least."""
+    longest = context_tokens if spec.architecture is Architecture.ENCODER_ONLY else 1
+    return max(launch.max_step_tokens, launch.max_sequences, longest)
 
 
 def _num_positions(inspection: Inspection) -> int:

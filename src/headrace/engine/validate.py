@@ -1,4 +1,4 @@
-"""What a Submit must satisfy before the engine takes it. The front checks too; the engine trusts no front.
+"""What a Submit or Encode must satisfy before the engine takes it. The front checks too; the engine trusts no front.
 
 After these checks no field of a request can make the VM, the scheduler or numpy fail (promise P1).
 """
@@ -8,13 +8,14 @@ from __future__ import annotations
 import math
 
 from headrace.base.errors import ContextLengthError, RequestError
-from headrace.protocol.frames import MAX_GRAMMAR_CHARS, Sampling, Submit
+from headrace.protocol.frames import MAX_GRAMMAR_CHARS, Encode, Sampling, Submit
 
 MAX_SAMPLE_LOGPROBS = 20
 MAX_ECHO_LOGPROBS = 256
 MAX_STOP_IDS = 1024
 MAX_TIMEOUT_S = 30 * 86400.0
 MAX_TOKENS = 2**31 - 1
+MAX_INPUTS = 2**17
 
 
 def check_submit(submit: Submit, *, vocab_size: int, context_tokens: int) -> None:
@@ -49,6 +50,29 @@ def check_submit(submit: Submit, *, vocab_size: int, context_tokens: int) -> Non
     if submit.grammar is not None:
         _check_range("grammar", len(submit.grammar.source), 0, MAX_GRAMMAR_CHARS)
     _check_sampling(submit.sampling, vocab_size)
+
+
+def check_encode(encode: Encode, *, vocab_size: int, context_tokens: int, width: int) -> None:
+    """Checks one request for vectors against the model's limits.
+
+    Raises:
+        ContextLengthError: an input is longer than the context.
+        RequestError: any other field is out of its range; ``param`` names it.
+    """
+    _check_range("input", len(encode.inputs), 1, MAX_INPUTS)
+    for index, ids in enumerate(encode.inputs):
+        if not ids:
+            raise RequestError(f"input {index} has 0 tokens, at least 1 is needed", param="input")
+        if len(ids) > context_tokens:
+            raise ContextLengthError(
+                f"input {index} has {len(ids)} tokens, this model's maximum context length is {context_tokens} tokens",
+                param="input",
+            )
+        _check_ids("input", ids, vocab_size)
+    if encode.dimensions is not None:
+        _check_range("dimensions", encode.dimensions, 1, width)
+    _check_range("timeout_s", encode.timeout_s, 0.0, MAX_TIMEOUT_S)
+    _check_range("priority", encode.priority, -(2**31), 2**31)
 
 
 def _check_sampling(sampling: Sampling, vocab_size: int) -> None:

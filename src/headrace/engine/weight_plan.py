@@ -15,6 +15,7 @@ from headrace.program.cost import layout_bytes
 from headrace.program.families.registry import family_of
 from headrace.program.families.source import Role, Source
 from headrace.program.ir import Program, WeightSpec
+from headrace.program.model import Architecture
 from headrace.program.opcodes import GROUP, Layout
 from headrace.registry.files import shown
 from headrace.registry.formats.tensor import TensorView
@@ -28,6 +29,11 @@ _IGNORED = re.compile(
     r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq|rope_(freqs|factors_long|factors_short)\.weight"
     r"|(transformer\.)?h\.\d+\.attn\.(masked_)?bias"
     r"|(model\.)?(vision_tower|multi_modal_projector)\..+"
+)
+# An encoder's file often has the head that it was trained with, and BERT's own pooler: none makes a vector.
+_IGNORED_IN_ENCODERS = re.compile(
+    r"((bert|roberta|distilbert)\.)?(pooler\.dense\.(weight|bias)|embeddings\.position_ids)"
+    r"|cls\..*|lm_head\..*|vocab_(transform|layer_norm|projector)\.(weight|bias)"
 )
 _MAX_LISTED = 8
 _MAX_BIAS_BYTES = 2**20
@@ -144,6 +150,8 @@ def _unexpected(files: ModelFiles, program: Program, used: set[str]) -> list[str
     heads = family_of(program.spec).sources(program.spec, "head", "hf") if program.spec.is_tied else ()
     tied = {source.name for source in heads}
     names = [name for name in files.tensors.keys() - used - tied if not _IGNORED.fullmatch(name)]
+    if program.spec.architecture is Architecture.ENCODER_ONLY:
+        names = [name for name in names if not _IGNORED_IN_ENCODERS.fullmatch(name)]
     return sorted(name for name in names if not _is_zero_bias(files.tensors[name]))
 
 

@@ -27,16 +27,18 @@ from headrace.base.errors import EngineError, HeadraceError
 from headrace.base.exits import Exit, exit_code_of
 from headrace.base.log import get_log, setup_log
 from headrace.base.process import die_with_parent, read_inherited
+from headrace.engine.encode_scheduler import EncodeScheduler
 from headrace.engine.grammars import Grammars
 from headrace.engine.link import Link, Request
 from headrace.engine.loader import Inspection, Loaded, inspect, load
 from headrace.engine.scheduler import Scheduler
-from headrace.engine.step import StepPlan
+from headrace.engine.work import WorkPlan, WorkScheduler
 from headrace.protocol.frames import (
     HEARTBEAT_INTERVAL_S,
     LINK_VERSION,
     Abort,
     Drain,
+    Encode,
     Failed,
     Status,
     Step,
@@ -78,7 +80,13 @@ class Worker:
         self._link = link
         self._clock = clock
         self._loading = loading
-        self._scheduler = Scheduler(inspection.scheduler_config)
+        self._generating: Scheduler | None = None
+        self._encoding: EncodeScheduler | None = None
+        if inspection.encode_config is None:
+            self._generating = Scheduler(inspection.scheduler_config)
+        else:
+            self._encoding = EncodeScheduler(inspection.encode_config)
+        self._scheduler: WorkScheduler = self._generating or self._encoding  # type: ignore[assignment]  # one of them is there
         self._grammars = Grammars(lambda: _vocabulary(inspection), link.wake)
         self._loaded: Loaded | None = None
         self._load_error: BaseException | None = None
@@ -185,13 +193,14 @@ class Worker:
             if ready.failed is not None:
                 self._link.send(ready.owner, Step([ready.failed]))
             else:
-                self._scheduler.submit(ready.owner, ready.submit, ready.arrived_at_s, ready.state)
+                assert self._generating is not None, "only what generates has grammars"
+                self._generating.submit(ready.owner, ready.submit, ready.arrived_at_s, ready.state)
         self._send_events()
 
     def _take(self, peer_id: int, request: Request) -> None:
         match request:
-            case Submit():
-                refusal = self._refusal()
+            case Submit() | Encode():
+                refusal = self._refusal(request)
                 request_id = request.request_id
                 if self._scheduler.has_request(peer_id, request_id) or self._grammars.has_request(peer_id, request_id):
                     self._link.cut(peer_id, "a request id is in use already")
@@ -199,10 +208,8 @@ class Worker:
                     code, message = refusal
                     failed = Failed(request.request_id, code, message, has_started=False)
                     self._link.send(peer_id, Step([failed]))
-                elif request.grammar is not None:
-                    self._grammars.start(peer_id, request, self._clock.now_s())
                 else:
-                    self._scheduler.submit(peer_id, request, self._clock.now_s())
+                    self._start(peer_id, request)
             case Abort():
                 aborted = self._grammars.abort(peer_id, request.request_id)
                 if aborted is not None:
@@ -212,7 +219,23 @@ class Worker:
                 self._is_draining = True
                 self._next_beat_s = 0.0
 
-    def _refusal(self) -> tuple[str, str] | None:
+    def _start(self, peer_id: int, request: Submit | Encode) -> None:
+        now_s = self._clock.now_s()
+        match request:
+            case Encode():
+                assert self._encoding is not None, "refused before"
+                self._encoding.submit(peer_id, request, now_s)
+            case Submit(grammar=None):
+                assert self._generating is not None, "refused before"
+                self._generating.submit(peer_id, request, now_s)
+            case Submit():
+                self._grammars.start(peer_id, request, now_s)
+
+    def _refusal(self, request: Submit | Encode) -> tuple[str, str] | None:
+        if isinstance(request, Encode) and self._encoding is None:
+            return "invalid_value", "this model generates text and makes no vectors"
+        if isinstance(request, Submit) and self._generating is None:
+            return "invalid_value", "this model makes vectors and generates no text"
         match self.state:
             case WorkerState.LOADING:
                 return "model_loading", "the model is still loading: try again in a moment"
@@ -221,7 +244,7 @@ class Worker:
             case WorkerState.READY:
                 return None
 
-    def _run_step(self, loaded: Loaded, plan: StepPlan) -> None:
+    def _run_step(self, loaded: Loaded, plan: WorkPlan) -> None:
         num_threads = loaded.threads.choose(plan.num_rows)
         started_at_s = self._clock.now_s()
         try:
@@ -263,6 +286,7 @@ class Worker:
             context_tokens=inspection.pool.context_tokens,
             vocab_size=inspection.spec.vocab_size,
             eos_token_ids=list(inspection.spec.eos_token_ids),
+            vector_width=0 if inspection.encode_config is None else inspection.encode_config.width,
         )
 
     def _status(self) -> Status:

@@ -58,7 +58,7 @@ _MASK64: Final = 2**64 - 1
 # Odd, so that seed + index · step never repeats within n ≤ 8 (the golden ratio in 64 bits, as in splitmix64).
 _SEED_STEP: Final = 0x9E3779B97F4A7C15
 # The worker's own time-out is a backstop for a front that died; the front's comes first.
-_BACKSTOP_S: Final = 5.0
+BACKSTOP_S: Final = 5.0
 # A prompt's first token may wait this long per token when the worker has not yet measured its prefill rate.
 _SLOWEST_PREFILL_TOKENS_PER_S: Final = 50.0
 MAX_ATTEMPTS: Final = 2
@@ -157,6 +157,20 @@ class Pipeline:
     def overloaded(self, message: str, code: str) -> OverloadedError:
         """Makes a 503 with a spread-out moment to come back."""
         return OverloadedError(message, code=code, retry_after_s=self.retry_after_s())
+
+    def error_of(self, event: Failed) -> HeadraceError:
+        """Gives the error that a worker's failure code stands for; its own words stay in the log of the worker."""
+        match event.code:
+            case "queue_full" | "model_loading" | "draining" | "queue_timeout" | "engine_out_of_memory":
+                return self.overloaded(event.message, event.code)
+            case "generation_timeout":
+                return DeadlineError(event.message)
+            case "numerical_error":
+                return NumericalError(event.message)
+            case "context_length_exceeded" | "invalid_value" | "invalid_grammar" | "grammar_failed":
+                return RequestError(event.message, code=event.code)
+            case _:
+                return EngineError("the engine failed this request", code="engine_error")
 
     def retry_after_s(self) -> float:
         """Gives 1 to 5 s, so that clients refused together do not come back together."""
@@ -370,7 +384,7 @@ class Run:
                     min_tokens=min(options.min_tokens, max_tokens),
                     stop_token_ids=list(options.stop_token_ids),
                     ignore_eos=options.ignore_eos,
-                    timeout_s=self._pipeline.limits.request_timeout_s + _BACKSTOP_S,
+                    timeout_s=self._pipeline.limits.request_timeout_s + BACKSTOP_S,
                     priority=options.priority,
                     cache_salt=options.cache_salt,
                     echo_logprobs=self._num_prompt_logprobs,
@@ -525,7 +539,7 @@ class Run:
                     self.record.num_preemptions += event.num_preemptions
                     pieces += generation.on_finished(event)
                 case Failed():
-                    raise self._translate(event)
+                    raise self._pipeline.error_of(event)
             if generation.is_done:
                 self._num_open -= 1
         if num_tokens:
@@ -571,20 +585,6 @@ class Run:
     def _on_total_timeout(self) -> None:
         limit_s = self._pipeline.limits.request_timeout_s
         self.fail(DeadlineError(f"the request has run for {limit_s:g} s, the limit: ask for fewer tokens"))
-
-    def _translate(self, event: Failed) -> HeadraceError:
-        """Gives the error that a worker's failure code stands for; its own words stay in the log of the worker."""
-        match event.code:
-            case "queue_full" | "model_loading" | "draining" | "queue_timeout" | "engine_out_of_memory":
-                return self._pipeline.overloaded(event.message, event.code)
-            case "generation_timeout":
-                return DeadlineError(event.message)
-            case "numerical_error":
-                return NumericalError(event.message)
-            case "context_length_exceeded" | "invalid_value" | "invalid_grammar" | "grammar_failed":
-                return RequestError(event.message, code=event.code)
-            case _:
-                return EngineError("the engine failed this request", code="engine_error")
 
 
 def _sampling(options: Options, seed: int) -> Sampling:

@@ -28,6 +28,10 @@ class Tokenizer(Protocol):
         """Gives the ids of ``text``, of which there are at most ``limit_tokens``."""
         ...
 
+    def encode_start(self, text: str, limit_tokens: int) -> list[int]:
+        """Gives at most ``limit_tokens`` ids of the text's beginning, special ones among them."""
+        ...
+
     def token_bytes(self, token_id: int) -> bytes:
         """Gives the bytes of one token."""
         ...

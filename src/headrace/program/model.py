@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from headrace.program.opcodes import Activation, Norm
+from headrace.program.opcodes import Activation, Norm, Pooling
 
 
 class Architecture(StrEnum):
@@ -112,6 +112,9 @@ class ModelSpec:
         rotary_size: elements of a head that turn, 0 for all.
         experts, top_k: routed MLPs of a layer, and how many of them a row takes; 0 for a plain MLP.
         is_renormalised: the shares of a row's experts are divided by their sum.
+        position_offset: row of the learned positions that position 0 has.
+        token_types: rows of the table of token types, 0 without one.
+        pooling: encoders: how the rows of a sequence become its vector.
         per_layer: empty when all layers are alike.
     """
 
@@ -149,6 +152,9 @@ class ModelSpec:
     experts: int = 0
     top_k: int = 0
     is_renormalised: bool = False
+    position_offset: int = 0
+    token_types: int = 0
+    pooling: Pooling = Pooling.MEAN
     per_layer: tuple[LayerSpec, ...] = ()
 
     def layer(self, index: int) -> LayerSpec:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from headrace.base.errors import ModelFormatError
+from headrace.program.families.pooling import with_pooling
 from headrace.program.families.registry import family_of, gguf_family, hf_family
 from headrace.program.ir import Program
 from headrace.program.keys import Keys, show
@@ -39,6 +40,10 @@ class ModelFilesLike(Protocol):
     @property
     def generation_config(self) -> Mapping[str, object]:
         """generation_config.json, empty when absent."""
+
+    @property
+    def pooling(self) -> Mapping[str, object]:
+        """The sentence-transformers pooling of the folder, empty when absent."""
 
     @property
     def metadata(self) -> Mapping[str, object]:
@@ -84,7 +89,8 @@ def spec_from_files(files: ModelFilesLike) -> ModelSpec:
     """Returns the spec of an opened model, whichever its format; raises as ``spec_from_config``."""
     if files.kind == "gguf":
         return spec_from_gguf(files.metadata, files.tensors)
-    return spec_from_config(files.config, files.generation_config)
+    spec = spec_from_config(files.config, files.generation_config)
+    return with_pooling(spec, Keys("pooling configuration", files.pooling)) if files.pooling else spec
 
 
 def build_program(spec: ModelSpec) -> Program:

@@ -4,9 +4,9 @@ A frame is a 4-byte big-endian length and a msgpack map tagged by ``t``. Nothing
 decodes into these types or raises. Version and sizes are checked at the door (``MAX_FRAME_BYTES``).
 
 Flow: the peer connects and says Hello; the worker answers Welcome (or closes on a version mismatch) and from then on
-sends Status at least every ``HEARTBEAT_INTERVAL_S`` and on every change of state. A front sends Submit and Abort; per
-engine step the worker sends one Step frame with all events of that connection's requests. Every submitted request ends
-in exactly one Finished or Failed.
+sends Status at least every ``HEARTBEAT_INTERVAL_S`` and on every change of state. A front sends Submit (to a model that
+generates) or Encode (to one that makes vectors) and Abort; per engine step the worker sends one Step frame with all
+events of that connection's requests. Every request ends in exactly one Finished or Failed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from enum import StrEnum
 
 import msgspec
 
-LINK_VERSION = 2
+LINK_VERSION = 3
 MAX_FRAME_BYTES = 64 * 2**20
 MAX_GRAMMAR_CHARS = 2**18
 HEARTBEAT_INTERVAL_S = 0.5
@@ -118,6 +118,23 @@ class Submit(msgspec.Struct, tag="submit", tag_field="t", frozen=True, omit_defa
     grammar: Grammar | None = None
 
 
+class Encode(msgspec.Struct, tag="encode", tag_field="t", frozen=True, omit_defaults=True):
+    """Make a vector of each input. ``request_id`` is unique on its connection.
+
+    Args:
+        inputs: token ids of each, 1 ≤ count ≤ context.
+        dimensions: None, or how many leading elements of a vector are wanted; they are brought to length 1 again.
+        timeout_s: seconds from receipt after which the worker fails the request with ``generation_timeout``.
+        priority: lower runs first; equal ones take turns, one input each.
+    """
+
+    request_id: str
+    inputs: list[list[int]]
+    dimensions: int | None = None
+    timeout_s: float = 600.0
+    priority: int = 0
+
+
 class Abort(msgspec.Struct, tag="abort", tag_field="t", frozen=True):
     """End a request now; the worker answers Finished(aborted) unless it has ended already."""
 
@@ -163,6 +180,14 @@ class EchoLogprobs(msgspec.Struct, tag="echo", tag_field="t", frozen=True):
     logprobs: list[TokenLogprobs]
 
 
+class Encoded(msgspec.Struct, tag="encoded", tag_field="t", frozen=True):
+    """The vector of one input of an Encode, f32 little-endian. Inputs come back in order."""
+
+    request_id: str
+    index: int
+    vector: bytes
+
+
 class Finished(msgspec.Struct, tag="finished", tag_field="t", frozen=True, omit_defaults=True):
     """The request ended well. Times are seconds on the worker's monotonic clock, as durations."""
 
@@ -187,7 +212,7 @@ class Failed(msgspec.Struct, tag="failed", tag_field="t", frozen=True):
     has_started: bool
 
 
-Event = Tokens | Started | EchoLogprobs | Finished | Failed
+Event = Tokens | Started | EchoLogprobs | Encoded | Finished | Failed
 
 
 class Step(msgspec.Struct, tag="step", tag_field="t", frozen=True):
@@ -197,7 +222,7 @@ class Step(msgspec.Struct, tag="step", tag_field="t", frozen=True):
 
 
 class Welcome(msgspec.Struct, tag="welcome", tag_field="t", frozen=True):
-    """The worker's answer to Hello."""
+    """The worker's answer to Hello. ``vector_width``: elements of the vectors it makes, 0 where it generates."""
 
     version: int
     pid: int
@@ -205,6 +230,7 @@ class Welcome(msgspec.Struct, tag="welcome", tag_field="t", frozen=True):
     context_tokens: int
     vocab_size: int
     eos_token_ids: list[int]
+    vector_width: int = 0
 
 
 class Status(msgspec.Struct, tag="status", tag_field="t", frozen=True, omit_defaults=True):
@@ -231,7 +257,7 @@ class Status(msgspec.Struct, tag="status", tag_field="t", frozen=True, omit_defa
     generation_tokens_total: int = 0
 
 
-ToWorker = Hello | Submit | Abort | Drain
+ToWorker = Hello | Submit | Encode | Abort | Drain
 FromWorker = Welcome | Status | Step
 
 

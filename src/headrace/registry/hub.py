@@ -24,7 +24,7 @@ import msgspec
 from headrace.base.errors import ConfigError, ModelIntegrityError, SourceError
 from headrace.registry.cache import Progress, require_space
 from headrace.registry.files import check_name, sha256_of
-from headrace.registry.selection import choose_files
+from headrace.registry.selection import choose_files, is_beside
 
 _T = TypeVar("_T")
 
@@ -88,7 +88,7 @@ class Hub:
             raise SourceError(f"{what}: the hub's listing is malformed: {error}") from error
         if not listing.sha.isalnum() or len(listing.sha) > 64:
             raise SourceError(f"{what}: the hub names the commit {listing.sha[:80]!r}")
-        top = {entry.rfilename: entry for entry in listing.siblings if "/" not in entry.rfilename}
+        top = {entry.rfilename: entry for entry in listing.siblings if is_beside(entry.rfilename)}
         files = []
         for name in choose_files(top, what, wanted):
             entry = top[check_name(name, what)]
@@ -108,6 +108,7 @@ class Hub:
         target = folder / file.name
         what = f"hf:{repository}@{commit[:12]}: {file.name}"
         partial = folder / f"{file.name}.partial"
+        partial.parent.mkdir(exist_ok=True)
         if target.exists() and _is_as_listed(target, file):
             progress(file.name, file.size_bytes, file.size_bytes)
             return
@@ -243,10 +244,11 @@ def fetch_hub(hub: Hub, repository: str, revision: str, wanted: str | None, fold
     progress(f"hf:{repository}", 0, None)
     commit, files = hub.list_files(repository, revision, wanted)
     names = {file.name for file in files}
-    for path in folder.iterdir():
-        if path.name.removesuffix(".partial") not in names:
+    present = [path for path in folder.rglob("*") if not path.is_dir()]
+    for path in present:
+        if str(path.relative_to(folder)).removesuffix(".partial") not in names:
             path.unlink()
-    have = sum(path.stat().st_size for path in folder.iterdir())
+    have = sum(path.stat().st_size for path in present if path.exists())
     require_space(folder, max(0, sum(file.size_bytes for file in files) - have))
     for file in files:
         hub.download(repository, commit, file, folder, progress)

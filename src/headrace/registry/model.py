@@ -27,6 +27,7 @@ from headrace.registry.formats.packed_linear import LEGACY_CONFIGS, fold_linears
 from headrace.registry.formats.safetensors import parse_safetensors
 from headrace.registry.formats.tensor import TensorView
 from headrace.registry.manifest import MANIFEST_NAME, verify_changed
+from headrace.registry.sentence import read_pooling
 
 TOKENIZER_NAMES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json")
 _INDEX_NAME = "model.safetensors.index.json"
@@ -50,6 +51,7 @@ class ModelFiles:
         config: config.json; empty for GGUF.
         metadata: GGUF key-value pairs; empty else.
         generation_config: generation_config.json; empty where there is none.
+        pooling: configuration of the sentence-transformers pooling module; empty where there is none.
         tensors: every stored tensor by its own name.
         tokenizer_files: those of ``TOKENIZER_NAMES`` that exist.
         digest: hex; equal for equal content, cheap to compute. The manifest's where there is one.
@@ -61,6 +63,7 @@ class ModelFiles:
     config: dict[str, Any]
     metadata: dict[str, Any]
     generation_config: dict[str, Any]
+    pooling: dict[str, Any]
     tensors: dict[str, TensorView]
     tokenizer_files: dict[str, Path]
     digest: str
@@ -116,6 +119,7 @@ def open_model(path: Path, *, has_vocabulary: bool = True) -> ModelFiles:
         config=config,
         metadata=metadata,
         generation_config=_read_object(generation) if has_generation else {},
+        pooling={} if is_gguf else read_pooling(folder, _read_json),
         tensors=tensors,
         tokenizer_files=tokenizer_files,
         digest=manifest_digest or _digest(texts, maps),
@@ -237,8 +241,12 @@ def _map_weights(path: Path) -> NDArray[np.uint8]:
     raise ModelFormatError(f"{path}: is neither GGUF nor safetensors (starts with {head!r})")
 
 
+def _read_json(path: Path) -> object:
+    return parse_json(read_small(path, _MAX_JSON_BYTES), path, max_containers=65_536, max_items=2**20)
+
+
 def _read_object(path: Path) -> dict[str, Any]:
-    value = parse_json(read_small(path, _MAX_JSON_BYTES), path, max_containers=65_536, max_items=2**20)
+    value = _read_json(path)
     if not isinstance(value, dict):
         raise ModelFormatError(f"{path}: should hold a JSON object, found {type(value).__name__}")
     return value

@@ -11,14 +11,21 @@ from headrace.registry.formats.gguf_split import part_names
 _TEXT_SUFFIXES = (".json", ".jinja", ".txt")
 _SHARD = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
 _INDEX = "model.safetensors.index.json"
+# The one file that may stand a folder below the weights: how sentence-transformers pools.
+_POOLING = re.compile(r"[A-Za-z0-9_-]{1,64}_Pooling/config\.json")
 _PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".h5", ".msgpack", ".onnx")
+
+
+def is_beside(name: str) -> bool:
+    """Says whether a name, relative to the weights' folder, can belong to the model: a plain one, or its pooling."""
+    return "/" not in name or _POOLING.fullmatch(name) is not None
 
 
 def choose_files(names: Iterable[str], source: str, wanted: str | None = None) -> list[str]:
     """Returns the names to fetch: the weights, and every .json, .jinja and .txt beside them.
 
     Args:
-        names: plain names of one folder.
+        names: names for which ``is_beside`` holds.
         wanted: one weight file by name, where there are several models; of a split GGUF any part.
 
     Raises:

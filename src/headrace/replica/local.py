@@ -22,6 +22,7 @@ from headrace.base.log import get_log
 from headrace.protocol.frames import (
     LINK_VERSION,
     Abort,
+    Encode,
     FrameReader,
     FromWorker,
     Hello,
@@ -129,14 +130,25 @@ class LocalReplica:
         Raises:
             WorkerLostError: there is no link; nothing was started.
         """
+        return self._start(submits)
+
+    def _start(self, requests: Sequence[Submit | Encode]) -> EventStream:
         if self._link is None or self._status is None:
             raise WorkerLostError("the model's worker is not connected: try again in a moment")
-        stream = EventStream([submit.request_id for submit in submits], self.abort)
-        for submit in submits:
-            assert submit.request_id not in self._streams, "request ids are ours and never repeat"
-            self._streams[submit.request_id] = stream
-        self._link.transport.write(b"".join(map(encode_frame, submits)))
+        stream = EventStream([request.request_id for request in requests], self.abort)
+        for request in requests:
+            assert request.request_id not in self._streams, "request ids are ours and never repeat"
+            self._streams[request.request_id] = stream
+        self._link.transport.write(b"".join(map(encode_frame, requests)))
         return stream
+
+    def encode(self, request: Encode) -> EventStream:
+        """Starts a request for vectors.
+
+        Raises:
+            WorkerLostError: there is no link; nothing was started.
+        """
+        return self._start([request])
 
     def abort(self, request_ids: Sequence[str]) -> None:
         """Ends requests now; their further events are dropped."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import Protocol
 
-from headrace.protocol.frames import Status, Submit, Welcome
+from headrace.protocol.frames import Encode, Status, Submit, Welcome
 from headrace.replica.events import EventStream
 
 
@@ -43,6 +43,14 @@ class Replica(Protocol):
 
     def generate(self, *submits: Submit) -> EventStream:
         """Starts requests whose events come in one stream.
+
+        Raises:
+            WorkerLostError: there is no link; nothing was started.
+        """
+        ...
+
+    def encode(self, request: Encode) -> EventStream:
+        """Starts a request for vectors.
 
         Raises:
             WorkerLostError: there is no link; nothing was started.

@@ -30,11 +30,14 @@ from headrace.protocol.openai import parse_chat, parse_completion
 from headrace.protocol.openapi import build_document
 from headrace.replica.port import Readiness
 from headrace.server.edge import Edge, Handler
+from headrace.server.embed import EmbedEndpoint
 from headrace.server.exchange import error_headers
 from headrace.server.generate import GenerateEndpoint, StreamSettings, anthropic_writer, speak_anthropic
 from headrace.server.tokens import JsonEndpoint, TokenPages
 
 OWNER: Final = "headrace"
+# A batch of texts may be this many times as large as a conversation.
+BATCH_BODY_RATIO: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +70,12 @@ def public_app(state: FrontState) -> Edge:
     handlers: dict[str, Handler] = {
         "/v1/chat/completions": endpoint("chat", parse_chat),
         "/v1/completions": endpoint("completions", parse_completion),
+        "/v1/embeddings": EmbedEndpoint(
+            pipeline=state.pipeline,
+            recorder=state.recorder,
+            executor=state.executor,
+            max_body_bytes=BATCH_BODY_RATIO * max_bytes,
+        ),
         "/v1/messages": endpoint("messages", parse_message, anthropic_writer, prepare=speak_anthropic),
         "/v1/messages/count_tokens": JsonEndpoint(tokens.count_message, max_bytes, speak_anthropic),
         "/tokenize": JsonEndpoint(tokens.tokenize, max_bytes),

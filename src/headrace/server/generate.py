@@ -11,13 +11,11 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Protocol
 
 from headrace.base.errors import HeadraceError
 from headrace.base.ids import new_id
-from headrace.base.log import get_log
 from headrace.base.recorder import Recorder
-from headrace.gateway import ledger as outcomes
 from headrace.gateway.deadlines import Deadline
 from headrace.gateway.ledger import Record
 from headrace.gateway.pipeline import Pipeline, Run
@@ -28,13 +26,8 @@ from headrace.protocol.anthropic_answers import error_body as anthropic_error
 from headrace.protocol.anthropic_answers import error_frame as anthropic_error_frame
 from headrace.protocol.openai import GenerateRequest
 from headrace.server.connection import SLOW_CLIENT
-from headrace.server.exchange import BODY_IDLE_S, CLIENT_CLOSED, ClientGoneError, Exchange
-
-# Bodies up to here are parsed on the event loop: about 0.2 ms.
-_INLINE_BYTES: Final = 16 * 2**10
-_MAX_LOGGED_FIELD_SETS: Final = 256
-
-_log = get_log(__name__)
+from headrace.server.endpoint import Endpoint
+from headrace.server.exchange import BODY_IDLE_S, Exchange
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +66,7 @@ def speak_anthropic(exchange: Exchange) -> None:
     exchange.error_frame = anthropic_error_frame
 
 
-class GenerateEndpoint:
+class GenerateEndpoint(Endpoint):
     """One generating endpoint.
 
     Args:
@@ -96,59 +89,14 @@ class GenerateEndpoint:
         executor: Executor,
         prepare: Callable[[Exchange], None] = lambda _: None,
     ) -> None:
-        self._prepare = prepare
-        self._name = name
+        super().__init__(name, pipeline=pipeline, recorder=recorder, executor=executor, prepare=prepare)
         self._make_writer = make_writer
         self._parse = parse
-        self._pipeline = pipeline
-        self._recorder = recorder
         self._settings = settings
-        self._executor = executor
-        self._logged_fields: set[tuple[str, ...]] = set()
-
-    async def __call__(self, exchange: Exchange) -> None:
-        """Answers one request, and settles it exactly once."""
-        self._prepare(exchange)
-        record = self._pipeline.ledger.open(exchange.request_id, self._name)
-        task = asyncio.current_task()
-        assert task is not None
-        exchange.on_gone(lambda: _cancel(task))
-        outcome = outcomes.OK
-        error: HeadraceError | None = None
-        try:
-            try:
-                await self._serve(exchange, record)
-            except HeadraceError as fault:
-                error = fault
-                outcome = fault.stable_code
-                await _tell(exchange, fault)
-        except ClientGoneError:
-            outcome = outcomes.CLIENT_GONE
-        except asyncio.CancelledError:
-            if not exchange.is_gone:
-                outcome = "cancelled"
-                raise
-            task.uncancel()
-            outcome = _why_gone(exchange)
-        except Exception as bug:  # noqa: BLE001  # the request handler's edge: a bug costs one request
-            outcome = "internal_error"
-            error = HeadraceError("the server failed this request; the fault is logged under its request id")
-            _log.error("endpoint_error", request_id=exchange.request_id, exc_info=bug)
-            await _tell(exchange, error)
-        finally:
-            exchange.on_gone(None)
-            if exchange.is_gone and outcome == outcomes.OK:
-                outcome = _why_gone(exchange)
-            status = CLIENT_CLOSED if exchange.is_gone else exchange.status or 500
-            self._pipeline.ledger.settle(record, status, outcome, error)
 
     async def _serve(self, exchange: Exchange, record: Record) -> None:
-        body = await exchange.read_body(self._settings.max_body_bytes, self._settings.body_idle_s)
-        if len(body) <= _INLINE_BYTES:
-            request = self._parse(body)
-        else:
-            request = await asyncio.get_running_loop().run_in_executor(self._executor, self._parse, body)
-        del body
+        settings = self._settings
+        request = await self._read(exchange, self._parse, settings.max_body_bytes, settings.body_idle_s)
         options = request.options
         record.model = options.model
         record.is_stream = options.is_stream
@@ -176,17 +124,6 @@ class GenerateEndpoint:
         identity = self._pipeline.replica.identity
         fingerprint = "hr-" + (identity.model_digest[:16] if identity is not None else "none")
         return self._make_writer(run.request, run, int(self._pipeline.clock.wall_s()), fingerprint)
-
-    def _note_ignored(self, names: tuple[str, ...]) -> list[tuple[bytes, bytes]]:
-        """Counts unknown fields, logs each set of names once, and gives the header that lists them."""
-        if not names:
-            return []
-        self._recorder.count("headrace_ignored_fields_total", len(names), endpoint=self._name)
-        shown = [ascii(name)[1:-1][:64] for name in names[:32]]
-        if names not in self._logged_fields and len(self._logged_fields) < _MAX_LOGGED_FIELD_SETS:
-            self._logged_fields.add(names)
-            _log.info("request_fields_ignored", endpoint=self._name, fields=shown)
-        return [(b"x-headrace-ignored-fields", ",".join(name.replace(",", "") for name in shown).encode())]
 
 
 class _Stream:
@@ -269,22 +206,3 @@ class _Stream:
         if not self._exchange.has_begun:
             await self._exchange.begin_stream(self._headers)
         await self._exchange.write(sse.PING)
-
-
-async def _tell(exchange: Exchange, error: HeadraceError) -> None:
-    """Says an error in the form that the answer's state still allows."""
-    if exchange.is_gone or exchange.is_complete:
-        return
-    if exchange.has_begun:
-        await exchange.fail_stream(error)
-    else:
-        await exchange.answer_error(error)
-
-
-def _cancel(task: asyncio.Task[None]) -> None:
-    task.cancel()
-
-
-def _why_gone(exchange: Exchange) -> str:
-    connection = exchange.connection
-    return (connection.cut_reason if connection is not None else None) or outcomes.CLIENT_GONE

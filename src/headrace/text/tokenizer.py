@@ -147,6 +147,21 @@ class Tokenizer:
         ids: list[int] = encoding.ids
         return [*self._prefix, *ids, *self._suffix] if add_special else ids
 
+    def encode_start(self, text: str, limit_tokens: int) -> list[int]:
+        """Gives at most ``limit_tokens`` ids of the text's beginning, the model's own BOS and EOS among them.
+
+        Raises:
+            RequestError: ``text`` holds lone surrogates.
+        """
+        start = text[: _WORDY_CHARS * max(limit_tokens, 256)]
+        if not is_unicode(start):
+            raise RequestError("the text is not valid Unicode: it holds half a surrogate pair", code="invalid_utf8")
+        encoding = self._inner.encode(start, add_special_tokens=False)
+        num_special = self._inner.num_special_tokens_to_add(False) + len(self._prefix) + len(self._suffix)
+        encoding.truncate(max(0, limit_tokens - num_special))
+        ids: list[int] = self._inner.post_process(encoding, add_special_tokens=True).ids
+        return [*self._prefix, *ids, *self._suffix]
+
     def decode(self, ids: Iterable[int], *, skip_special: bool = True, is_text_start: bool = True) -> str:
         """Gives the text of ``ids``; bytes that are no UTF-8 become U+FFFD, unknown ids nothing.
 

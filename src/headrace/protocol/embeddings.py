@@ -1,0 +1,153 @@
+"""OpenAI's embeddings endpoint: its body read, its answer written."""
+
+from __future__ import annotations
+
+import base64
+import sys
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import msgspec
+
+from headrace.base.errors import RequestError
+from headrace.protocol.fields import Fields
+from headrace.protocol.openai import MAX_TOKEN_ID
+from headrace.protocol.strict_json import decode_object
+
+MAX_INPUTS: Final = 2**17
+_MAX_CHARS: Final = 2**26
+_MAX_NAME: Final = 256
+_MAX_DIMENSIONS: Final = 2**20
+# vLLM's ``truncate_prompt_tokens``: −1 is the model's own limit.
+_MODEL_LIMIT: Final = -1
+
+_encode = msgspec.json.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingRequest:
+    """A checked body.
+
+    Args:
+        inputs: each a text or token ids.
+        is_base64: vectors go out as base64 of little-endian f32 instead of numbers.
+        dimensions: leading elements that are wanted, None for all.
+        truncate_tokens: inputs are cut to their first so many tokens, special ones included; None refuses long ones.
+    """
+
+    model: str
+    inputs: tuple[str | list[int], ...]
+    is_base64: bool
+    dimensions: int | None
+    truncate_tokens: int | None
+    unknown: tuple[str, ...]
+
+
+def parse_embeddings(body: bytes) -> EmbeddingRequest:
+    """Reads the body of ``POST /v1/embeddings``.
+
+    Raises:
+        RequestError: a field is missing, of the wrong type or out of range; the message names it.
+    """
+    fields = Fields(decode_object(body))
+    model = fields.text("model", _MAX_NAME)
+    if model is None:
+        raise fields.missing("model")
+    inputs = _inputs(fields)
+    form = fields.text("encoding_format", 16) or "float"
+    if form not in ("float", "base64"):
+        raise fields.wrong("encoding_format", form, "float or base64")
+    fields.text("user", _MAX_CHARS)
+    return EmbeddingRequest(
+        model=model,
+        inputs=inputs,
+        is_base64=form == "base64",
+        dimensions=fields.integer("dimensions", 1, _MAX_DIMENSIONS),
+        truncate_tokens=_truncation(fields),
+        unknown=fields.unknown(),
+    )
+
+
+def _truncation(fields: Fields) -> int | None:
+    truncate = fields.integer("truncate_prompt_tokens", _MODEL_LIMIT, MAX_TOKEN_ID)
+    if truncate == 0:
+        raise fields.wrong("truncate_prompt_tokens", 0, "at least 1, or -1 for the model's limit")
+    return MAX_TOKEN_ID if truncate == _MODEL_LIMIT else truncate
+
+
+def _inputs(fields: Fields) -> tuple[str | list[int], ...]:
+    """Gives the inputs of a text, a list of texts, a list of token ids, or a list of such lists."""
+    value = fields.take("input")
+    if value is None:
+        raise fields.missing("input")
+    if isinstance(value, str):
+        return (_text(fields, value, "input"),)
+    if not isinstance(value, list) or not value:
+        raise fields.wrong("input", value, "a text, a list of texts, or token ids, and not empty")
+    if len(value) > MAX_INPUTS:
+        raise RequestError(f"input has {len(value)} entries, the limit is {MAX_INPUTS}", param="input")
+    if all(type(item) is int for item in value):
+        return (_ids(fields, value, "input"),)
+    return tuple(
+        _ids(fields, item, f"input[{index}]") if isinstance(item, list) else _text(fields, item, f"input[{index}]")
+        for index, item in enumerate(value)
+    )
+
+
+def _text(fields: Fields, value: object, name: str) -> str:
+    if not isinstance(value, str):
+        raise fields.wrong(name, value, "a text or a list of token ids")
+    if not value:
+        raise RequestError(f"{name} is empty: there is nothing to embed", param=name, code="empty_input")
+    return value
+
+
+def _ids(fields: Fields, value: list[object], name: str) -> list[int]:
+    if not value:
+        raise RequestError(f"{name} has no tokens: there is nothing to embed", param=name, code="empty_input")
+    ids = [item for item in value if type(item) is int and 0 <= item <= MAX_TOKEN_ID]
+    if len(ids) != len(value):
+        raise fields.wrong(name, value, f"token ids from 0 to {MAX_TOKEN_ID}")
+    return ids
+
+
+class _Vector(msgspec.Struct, frozen=True):
+    embedding: str | list[float]
+    index: int
+    object: Literal["embedding"] = "embedding"
+
+
+class _Usage(msgspec.Struct, frozen=True):
+    prompt_tokens: int
+    total_tokens: int
+
+
+class _Answer(msgspec.Struct, frozen=True):
+    data: list[_Vector]
+    model: str
+    usage: _Usage
+    object: Literal["list"] = "list"
+
+
+def embeddings_body(request: EmbeddingRequest, vectors: Sequence[bytes], prompt_tokens: int) -> bytes:
+    """Writes the answer. Cost: about 40 µs a vector of 384 numbers, 2 µs in base64.
+
+    Args:
+        vectors: f32 little-endian, in the order of the inputs.
+    """
+    form = _base64 if request.is_base64 else _numbers
+    data = [_Vector(form(vector), index) for index, vector in enumerate(vectors)]
+    return _encode(_Answer(data, request.model, _Usage(prompt_tokens, prompt_tokens)))
+
+
+def _base64(vector: bytes) -> str:
+    return base64.b64encode(vector).decode("ascii")
+
+
+def _numbers(vector: bytes) -> list[float]:
+    values = array("f", vector)
+    if sys.byteorder == "big":
+        values.byteswap()
+    return values.tolist()
