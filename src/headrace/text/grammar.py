@@ -17,6 +17,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from headrace.base.errors import RequestError
 from headrace.protocol.frames import Grammar, GrammarKind
+from headrace.text.schema import prepare
 
 # A step's mask stays under ~20 ms with these, measured on ambiguous grammars and exploding patterns; the library's own
 # defaults allow 0.8 s. Objects of 500 optional properties need rows of 2,000 items.
@@ -28,16 +29,6 @@ _LIMITS: Final = LLParserLimits(
     max_lexer_states=50_000,
     max_grammar_size=200_000,
 )
-# Between JSON tokens: nothing, one space, or one line break with an indentation. Without a bound a small model may
-# write blanks until its tokens run out.
-_JSON_BLANK: Final = r"( |\n[ \t]{0,40})"
-
-
-def json_options(schema: object) -> object:
-    """Gives a schema that also says how blanks may stand between its tokens."""
-    if isinstance(schema, dict):
-        return {**schema, "x-guidance": {"whitespace_pattern": _JSON_BLANK}}
-    return schema
 
 
 def compile_source(grammar: Grammar) -> str:
@@ -48,7 +39,7 @@ def compile_source(grammar: Grammar) -> str:
     """
     match grammar.kind:
         case GrammarKind.JSON:
-            return LLMatcher.grammar_from_json_schema(json.dumps(json_options(json.loads(grammar.source))))
+            return LLMatcher.grammar_from_json_schema(json.dumps(prepare(json.loads(grammar.source))))
         case GrammarKind.REGEX:
             return LLMatcher.grammar_from_regex(grammar.source)
         case GrammarKind.LARK:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from headrace.protocol.tool_use import ToolUse, name_of, parameters_of
-from headrace.text.grammar import json_options
+from headrace.text.schema import prepare
 
 # A forced answer of several calls ends here, so that a small model cannot repeat itself for ever.
 _MAX_FORCED_CALLS: Final = 8
@@ -125,14 +125,14 @@ def calls_lark(form: ToolFormat, use: ToolUse, schema: object = None) -> str:
     for index, tool in enumerate(use.callable_tools):
         head = form.head + json.dumps(name_of(tool), ensure_ascii=False) + form.middle
         rules.append(f"c{index}: {_literal(head)} a{index} {_literal(form.tail)}")
-        rules.append(f"a{index}: %json {json.dumps(json_options(parameters_of(tool)))}")
+        rules.append(f"a{index}: %json {json.dumps(prepare(parameters_of(tool)))}")
     calls = "call"
     if use.is_parallel:
         calls += f" ({_literal(form.between)} call){{0,{_MAX_FORCED_CALLS - 1}}}"
     before, after = _literal(form.before), _literal(form.after)
     start = f"{before} {calls} {after}".strip()
     if schema is not None:
-        rules.append(f"content: %json {json.dumps(json_options(schema))}")
+        rules.append(f"content: %json {json.dumps(prepare(schema))}")
         start = f"calls | content\ncalls: {start}"
     names = " | ".join(f"c{index}" for index in range(len(use.callable_tools)))
     return "\n".join([f"start: {start}", f"call: {names}", *rules])

@@ -61,6 +61,29 @@ def test_masks_let_good_answers_through_and_no_others(grammar: Grammar, good: st
     assert not accepts(grammar, bad)
 
 
+RECORD = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+
+
+@pytest.mark.parametrize(
+    ("value", "text", "is_taken"),
+    [
+        pytest.param(RECORD, '{"a": 1}', True, id="listed"),
+        pytest.param(RECORD, '{"a": 1, "b": 2}', False, id="not-listed"),
+        pytest.param({**RECORD, "additionalProperties": True}, '{"a": 1, "b": 2}', True, id="asked-for"),
+        pytest.param({"type": "object"}, '{"b": 2}', True, id="nothing-listed"),
+        pytest.param({"type": "array", "items": RECORD}, '[{"a": 1, "b": 2}]', False, id="nested"),
+        pytest.param({"properties": {"r": {"$ref": "#/$defs/r"}}, "$defs": {"r": RECORD}, "type": "object"},
+                     '{"r": {"a": 1, "b": 2}}', False, id="referred-to"),
+        pytest.param({"allOf": [RECORD, {"type": "object", "properties": {"b": {"type": "integer"}}}]},
+                     '{"a": 1, "b": 2}', True, id="joined"),
+        pytest.param({"enum": [{"properties": {"x": 1}}]}, '{"properties": {"x": 1}}', True, id="a-value"),
+        pytest.param({**RECORD, "required": ["a", "z"]}, '{"a": 1, "z": 2}', True, id="required-but-not-listed"),
+    ],
+)  # fmt: skip
+def test_objects_that_list_their_properties_are_closed(value: object, text: str, is_taken: bool) -> None:
+    assert accepts(schema(value), text) is is_taken
+
+
 def test_a_copy_moves_on_alone() -> None:
     first = GrammarState.build(Grammar(GrammarKind.REGEX, "ab|ac"), VOCABULARY)
     first.accept(ord("a"))
