@@ -6,9 +6,12 @@ random bytes seldom pass.
 
 from __future__ import annotations
 
+import resource
 import struct
 import sys
 import tempfile
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import atheris
@@ -26,6 +29,36 @@ from headrace.testing.tiny_blocks import encode
 from headrace.testing.tiny_files import gguf_bytes, safetensors_bytes
 
 PATH = Path("model")
+MAX_CPU_S = 1.0
+MAX_BYTES = 256 * 2**20
+
+
+class Limits:
+    """Runs a target and fails an input that takes too much; CPU time, because the machine may be busy."""
+
+    def __init__(self, target: Callable[[bytes], None]) -> None:
+        self._target = target
+        self._peak_bytes = self._peak_now()
+        self.most_s = 0.0
+        self.most_bytes = 0
+
+    @staticmethod
+    def _peak_now() -> int:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+    def __call__(self, data: bytes) -> None:
+        started_at_s = time.process_time()
+        self._target(data)
+        taken_s = time.process_time() - started_at_s
+        peak_bytes = self._peak_now()
+        grown, self._peak_bytes = peak_bytes - self._peak_bytes, peak_bytes
+        if taken_s > self.most_s or grown > self.most_bytes:
+            self.most_s, self.most_bytes = max(taken_s, self.most_s), max(grown, self.most_bytes)
+            sys.stderr.write(
+                f"most so far: {self.most_s:.3f} s of CPU, {self.most_bytes / 2**20:.1f} MiB by one input\n"
+            )
+        assert taken_s <= MAX_CPU_S, f"took {taken_s:.2f} s of CPU"
+        assert grown <= MAX_BYTES, f"took {grown / 2**20:.0f} MiB"
 
 
 def check_message(message: str) -> None:
@@ -90,7 +123,7 @@ def main() -> None:
     corpus = Path(sys.argv[1])
     for index, seed in enumerate(seeds(target)):
         (corpus / f"seed-{index}").write_bytes(seed)
-    atheris.Setup(sys.argv, fuzz_gguf if target == "gguf" else fuzz_safetensors)
+    atheris.Setup(sys.argv, Limits(fuzz_gguf if target == "gguf" else fuzz_safetensors))
     atheris.Fuzz()
 
 
