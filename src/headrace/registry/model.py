@@ -29,7 +29,14 @@ from headrace.registry.formats.tensor import TensorView
 from headrace.registry.manifest import MANIFEST_NAME, verify_changed
 from headrace.registry.sentence import read_pooling
 
-TOKENIZER_NAMES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json")
+TOKENIZER_NAMES = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "tekken.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    "special_tokens_map.json",
+)
 _INDEX_NAME = "model.safetensors.index.json"
 _MAX_JSON_BYTES = 16 * 2**20
 _MAX_TOKENIZER_BYTES = 256 * 2**20

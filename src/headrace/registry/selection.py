@@ -9,6 +9,7 @@ from headrace.base.errors import ModelUnsupportedError
 from headrace.registry.formats.gguf_split import part_names
 
 _TEXT_SUFFIXES = (".json", ".jinja", ".txt")
+_SENTENCEPIECE = "tokenizer.model"
 _SHARD = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
 _INDEX = "model.safetensors.index.json"
 # The one file that may stand a folder below the weights: how sentence-transformers pools.
@@ -22,7 +23,7 @@ def is_beside(name: str) -> bool:
 
 
 def choose_files(names: Iterable[str], source: str, wanted: str | None = None) -> list[str]:
-    """Returns the names to fetch: the weights, and every .json, .jinja and .txt beside them.
+    """Returns the names to fetch: the weights, and every .json, .jinja, .txt and tokenizer.model beside them.
 
     Args:
         names: names for which ``is_beside`` holds.
@@ -32,7 +33,7 @@ def choose_files(names: Iterable[str], source: str, wanted: str | None = None) -
         ModelUnsupportedError: no weights, pickle weights only, or several models and no choice.
     """
     present = sorted(names)
-    texts = [name for name in present if name.endswith(_TEXT_SUFFIXES)]
+    texts = [name for name in present if name.endswith(_TEXT_SUFFIXES) or name == _SENTENCEPIECE]
     return texts + _weights(present, source, wanted)
 
 

@@ -1,4 +1,4 @@
-"""Text to token ids and back, for one model's vocabulary, from tokenizer.json or from GGUF metadata.
+"""Text to token ids and back, for one model's vocabulary, from a model folder's files or from GGUF metadata.
 
 What lives here: encoding, the exact bytes of every token, special tokens, and how long a text may be before encoding
 it is a waste. What does not: chat templates (``template``), streaming (``detokenize``). A Tokenizer may be used from
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -16,7 +17,9 @@ import tokenizers
 
 from headrace.base.errors import ContextLengthError, ModelFormatError, ModelUnsupportedError, RequestError
 from headrace.text.gguf_vocab import build_gguf_vocab
-from headrace.text.vocabulary import SPACE_MARK, Vocabulary, byte_of_token, is_unicode
+from headrace.text.sentencepiece import build_sentencepiece
+from headrace.text.tekken import build_tekken
+from headrace.text.vocabulary import BYTE_OF_CHAR, SPACE_MARK, Vocabulary, byte_of_token, is_unicode
 
 # The largest known (a 200,000-token vocabulary) is 28 MB.
 MAX_TOKENIZER_JSON_BYTES: Final = 128 * 2**20
@@ -86,28 +89,45 @@ class Tokenizer:
 
     @classmethod
     def from_files(cls, files: Mapping[str, Path]) -> Tokenizer:
-        """Reads ``tokenizer.json`` and, where present, ``tokenizer_config.json`` and ``special_tokens_map.json``.
+        """Reads ``tokenizer.json``, else ``tokenizer.model`` (SentencePiece), else ``tekken.json``.
+
+        Names of special tokens come from ``special_tokens_map.json`` and ``tokenizer_config.json`` where present.
 
         Raises:
             ModelFormatError: a file is missing, too large or malformed.
             ModelUnsupportedError: the tokenizer writes text in a way that this build does not read.
         """
-        path = files.get("tokenizer.json")
-        if path is None:
-            raise ModelFormatError(
-                "the model has no tokenizer.json",
-                hint="convert the tokenizer to tokenizer.json and put it beside the weights",
-            )
-        text = _read_text(path, MAX_TOKENIZER_JSON_BYTES)
-        try:
-            inner = tokenizers.Tokenizer.from_str(text)
-        except Exception as fault:  # the library's only error class
-            raise ModelFormatError(f"{path}: not a tokenizer that this build reads: {fault}") from fault
+        configs: dict[str, object] = {}
         special: dict[str, str] = {}
         for name in ("special_tokens_map.json", "tokenizer_config.json"):
             if name in files:
-                special |= _read_special_tokens(read_json_object(files[name]))
-        return cls(inner, special_tokens=special)
+                config = read_json_object(files[name])
+                special |= _read_special_tokens(config)
+                configs |= config
+        if (path := files.get("tokenizer.json")) is not None:
+            text = _read_text(path, MAX_TOKENIZER_JSON_BYTES)
+            try:
+                inner = tokenizers.Tokenizer.from_str(text)
+            except Exception as fault:  # the library's only error class
+                raise ModelFormatError(f"{path}: not a tokenizer that this build reads: {fault}") from fault
+            return cls(inner, special_tokens=special)
+        if (path := files.get("tokenizer.model")) is not None:
+            vocabulary = build_sentencepiece(_read_bytes(path, MAX_TOKENIZER_JSON_BYTES), str(path))
+        elif (path := files.get("tekken.json")) is not None:
+            vocabulary = build_tekken(_read_bytes(path, MAX_TOKENIZER_JSON_BYTES), str(path))
+        else:
+            raise ModelFormatError(
+                "the model has no tokenizer.json, tokenizer.model or tekken.json",
+                hint="put the tokenizer's files beside the weights",
+            )
+        return cls._from_vocabulary(
+            replace(
+                vocabulary,
+                special_tokens=vocabulary.special_tokens | special,
+                has_bos=_flag(configs, "add_bos_token", default=vocabulary.has_bos),
+                has_eos=_flag(configs, "add_eos_token", default=vocabulary.has_eos),
+            )
+        )
 
     @classmethod
     def from_gguf(cls, metadata: Mapping[str, object]) -> Tokenizer:
@@ -280,7 +300,7 @@ class _DecodeStyle:
     def to_bytes(self, piece: str) -> bytes:
         if self.is_byte_level:
             try:
-                return bytes([_BYTE_OF_CHAR[char] for char in piece])
+                return bytes([BYTE_OF_CHAR[char] for char in piece])
             except KeyError:  # a piece outside the byte alphabet stands for itself
                 return piece.encode("utf-8")
         if self.is_space_marked:
@@ -311,16 +331,6 @@ def _shrinkage(inner: tokenizers.Tokenizer, style: _DecodeStyle) -> int | None:
     return shrinkage
 
 
-def _byte_alphabet() -> dict[str, int]:
-    """The printable character that byte-level BPE writes for each byte (GPT-2's table)."""
-    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    others = [byte for byte in range(256) if byte not in set(printable)]
-    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
-
-
-_BYTE_OF_CHAR: Final = _byte_alphabet()
-
-
 def read_json_object(path: Path) -> dict[str, object]:
     """Reads a small JSON file that must hold an object.
 
@@ -338,12 +348,24 @@ def read_json_object(path: Path) -> dict[str, object]:
 
 def _read_text(path: Path, limit_bytes: int) -> str:
     try:
+        return _read_bytes(path, limit_bytes).decode("utf-8")
+    except UnicodeDecodeError as fault:
+        raise ModelFormatError(f"{path}: cannot be read: {fault}") from fault
+
+
+def _read_bytes(path: Path, limit_bytes: int) -> bytes:
+    try:
         size = path.stat().st_size
         if size > limit_bytes:
             raise ModelFormatError(f"{path}: has {size} bytes, the limit is {limit_bytes}")
-        return path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as fault:
+        return path.read_bytes()
+    except OSError as fault:
         raise ModelFormatError(f"{path}: cannot be read: {fault}") from fault
+
+
+def _flag(config: Mapping[str, object], name: str, *, default: bool) -> bool:
+    value = config.get(name)
+    return value if isinstance(value, bool) else default
 
 
 def _read_special_tokens(config: Mapping[str, object]) -> dict[str, str]:

@@ -70,6 +70,17 @@ class MarkedStyle:
     charsmap: bytes = b""
 
 
+def _byte_alphabet() -> dict[str, int]:
+    """The printable character that byte-level BPE writes for each byte (GPT-2's table)."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in set(printable)]
+    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
+
+
+BYTE_OF_CHAR: Final = _byte_alphabet()
+"""How byte-level vocabularies write each byte."""
+
+
 def byte_of_token(piece: str) -> int | None:
     """The byte that a byte-fallback token such as ``<0x0A>`` stands for, or None."""
     match = _BYTE_TOKEN.fullmatch(piece)
@@ -126,10 +137,7 @@ def build_marked_bpe(
     vocab = {piece: index for index, piece in enumerate(pieces)}
     model = _bpe(vocab, merges, unk_token=unk, fuse_unk=True, byte_fallback=has_byte_fallback)
     tokenizer = Tokenizer(model)
-    steps = [*_normalizers(style), normalizers.Replace(" ", SPACE_MARK)]
-    if style.has_space_prefix:
-        steps.insert(-1, normalizers.Prepend(SPACE_MARK))
-    tokenizer.normalizer = normalizers.Sequence(steps)
+    tokenizer.normalizer = normalizers.Sequence(_normalizers(style))
     if is_pre_merged:
         tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
     tokenizer.decoder = _marked_decoder(style)
@@ -149,10 +157,7 @@ def build_unigram(
     except Exception as fault:  # the library's only error class
         raise ModelFormatError(f"the vocabulary cannot be used as a Unigram model: {fault}") from fault
     tokenizer = Tokenizer(model)
-    if steps := _normalizers(style):
-        tokenizer.normalizer = normalizers.Sequence(steps)
-    scheme = "always" if style.has_space_prefix else "never"
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(SPACE_MARK, scheme, split=False)
+    tokenizer.normalizer = normalizers.Sequence(_normalizers(style))
     tokenizer.decoder = _marked_decoder(style)
     return tokenizer
 
@@ -229,7 +234,14 @@ def _normalizers(style: MarkedStyle) -> list[normalizers.Normalizer]:
         except Exception as fault:  # the library's only error class
             raise ModelFormatError(f"the vocabulary's precompiled_charsmap cannot be used: {fault}") from fault
     if style.is_trimmed:
-        steps += [normalizers.Replace(Regex(" {2,}"), " "), normalizers.Strip()]
+        # SentencePiece drops spaces only, at the end written-out marks too; not all white space, as Strip does.
+        steps += [
+            normalizers.Replace(Regex(" {2,}"), " "),
+            normalizers.Replace(Regex(rf"\A +|[ {SPACE_MARK}]+\z"), ""),
+        ]
+    if style.has_space_prefix:
+        steps.append(normalizers.Prepend(SPACE_MARK))
+    steps.append(normalizers.Replace(" ", SPACE_MARK))
     return steps
 
 
