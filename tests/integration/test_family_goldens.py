@@ -34,8 +34,8 @@ GOLDENS = np.load(FOLDER / "families.npz")
 CONVERTED: dict[str, dict[str, Any]] = json.loads((FOLDER / "families_gguf.json").read_text())
 SAVED: dict[str, dict[str, Any]] = json.loads((FOLDER / "families_saved.json").read_text())
 BOUND = 1e-4
-# GGUF has no key for these, so such a file is another model: Mistral's window, Gemma's other scale of the scores.
-LOST_IN_GGUF = {"mistral", "gemma3_scalar"}
+# GGUF has no key for these, so such a file is another model: Mistral's and StarCoder2's window, Gemma's scale.
+LOST_IN_GGUF = {"mistral", "starcoder2", "gemma3_scalar"}
 
 
 def relative_error(case: str, logits: np.ndarray) -> float:

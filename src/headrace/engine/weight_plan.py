@@ -32,8 +32,8 @@ _IGNORED = re.compile(
 )
 # An encoder's file often has the head that it was trained with, and BERT's own pooler: none makes a vector.
 _IGNORED_IN_ENCODERS = re.compile(
-    r"((bert|roberta|distilbert)\.)?(pooler\.dense\.(weight|bias)|embeddings\.position_ids)"
-    r"|cls\..*|lm_head\..*|vocab_(transform|layer_norm|projector)\.(weight|bias)"
+    r"((albert|bert|roberta|distilbert)\.)?(pooler\.(dense\.)?(weight|bias)|embeddings\.position_ids)"
+    r"|(cls|lm_head|predictions|head|decoder)\..*|vocab_(transform|layer_norm|projector)\.(weight|bias)"
 )
 _MAX_LISTED = 8
 _MAX_BIAS_BYTES = 2**20

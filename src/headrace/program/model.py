@@ -102,13 +102,15 @@ class ModelSpec:
         attention_scale: multiplies the scores; None is 1/√head_size.
         attention_softcap, logit_softcap: tanh caps of scores and logits, 0 for none.
         logit_scale: multiplies the logits, before their cap.
-        norm: of the residual stream; LAYER has a bias.
+        norm: of the residual stream.
+        has_norm_bias: LAYER norms have one.
         activation: of the MLP, or of its gate.
         is_gated: the MLP is activation(gate) × up instead of activation(up).
         has_qk_norm: an RMS norm of every q and k head before RoPE.
         has_output_norms: what attention and MLP give is normed before it is added (Gemma).
         has_learned_positions: a table of context_tokens rows is added to the embedding.
         embed_scale: multiplies the embedding.
+        embed_width: elements of an embedding that a product widens (ALBERT), 0 where it is as wide as the stream.
         rotary_size: elements of a head that turn, 0 for all.
         experts, top_k: routed MLPs of a layer, and how many of them a row takes; 0 for a plain MLP.
         is_renormalised: the shares of a row's experts are divided by their sum.
@@ -142,12 +144,14 @@ class ModelSpec:
     logit_softcap: float = 0.0
     logit_scale: float = 1.0
     norm: Norm = Norm.RMS
+    has_norm_bias: bool = False
     activation: Activation = Activation.SILU
     is_gated: bool = True
     has_qk_norm: bool = False
     has_output_norms: bool = False
     has_learned_positions: bool = False
     embed_scale: float = 1.0
+    embed_width: int = 0
     rotary_size: int = 0
     experts: int = 0
     top_k: int = 0

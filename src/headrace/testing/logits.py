@@ -1,4 +1,4 @@
-"""Whole rows of logits out of the real VM, which never stores them: read back from its log-probabilities."""
+"""What the real VM computes, for comparison: rows of logits, read back from log-probabilities, and vectors of texts."""
 
 from __future__ import annotations
 
@@ -10,9 +10,16 @@ from numpy.typing import NDArray
 
 from headrace.base.clock import SystemClock
 from headrace.engine.loader import inspect, load
-from headrace.program.opcodes import BLOCK_TOKENS, MAX_LOGPROBS
+from headrace.engine.weights import load_weights
+from headrace.kernels.vm import KvConfig, Vm, best_isa
+from headrace.program.encode import encode
+from headrace.program.ir import result
+from headrace.program.opcodes import BLOCK_TOKENS, MAX_LOGPROBS, KvType
 from headrace.program.records import OUTPUT_DTYPE
+from headrace.program.spec import build_program, spec_from_files
+from headrace.program.verify import verify
 from headrace.protocol.launch import WorkerLaunch
+from headrace.registry.model import open_model
 
 
 def vm_logits(
@@ -69,3 +76,37 @@ def vm_logits(
     logits = np.full((len(rows), vocab_size), np.nan)
     np.put_along_axis(logits, ids[:, :vocab_size].astype(np.int64), logprobs[:, :vocab_size].astype(np.float64), axis=1)
     return logits + results["logsumexp"].astype(np.float64)[:, None]
+
+
+def vm_vectors(
+    model_path: Path, texts: Sequence[Sequence[int]], *, isa: str | None = None, threads: int = 1
+) -> NDArray[np.float32]:
+    """Returns an encoder's vectors [texts, width] on the exact path, all texts in one step."""
+    files = open_model(model_path, has_vocabulary=False)
+    spec = spec_from_files(files)
+    program = build_program(spec)
+    verify(program)
+    rows = sum(map(len, texts))
+    encoded = encode(program, rows)
+    vm = Vm(
+        encoded.records,
+        encoded.arena_bytes,
+        load_weights(files, program, dtype="fp32", threads=1),
+        threads=threads,
+        isa=isa or best_isa(),
+        max_rows=rows,
+        max_sequences=len(texts),
+        max_outputs=1,
+        max_top=1,
+        kv=KvConfig(type=KvType.F32, layers=0, kv_heads=spec.kv_heads, head_size=spec.head_size, blocks=0),
+    )
+    vm.step(
+        np.concatenate([np.array(text, np.int32) for text in texts]),
+        np.concatenate([np.arange(len(text), dtype=np.int32) for text in texts]),
+        np.cumsum([0, *map(len, texts)], dtype=np.int32),
+        np.zeros((len(texts), 0), np.int32),
+        np.zeros(0, OUTPUT_DTYPE),
+    )
+    index = result(program)
+    assert index is not None
+    return vm.read_buffer(encoded.buffer(program.buffers[index].name).offset, len(texts), spec.width)

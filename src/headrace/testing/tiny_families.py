@@ -140,6 +140,23 @@ CASES: dict[str, dict[str, Any]] = {
         attention_multiplier=0.1,
         logits_scaling=8.0,
     ),
+    "stablelm": _case(
+        "StableLmForCausalLM",
+        "stablelm",
+        _without(_BASE, "head_dim", "rms_norm_eps"),
+        hidden_size=256,
+        use_qkv_bias=True,
+        layer_norm_eps=1e-5,
+        partial_rotary_factor=0.25,
+    ),
+    "starcoder2": _case(
+        "Starcoder2ForCausalLM",
+        "starcoder2",
+        _without(_BASE, "head_dim", "rms_norm_eps"),
+        hidden_size=128,
+        sliding_window=24,
+        tie_word_embeddings=True,
+    ),
     "gpt2": {
         "architectures": ["GPT2LMHeadModel"],
         "model_type": "gpt2",
@@ -153,7 +170,46 @@ CASES: dict[str, dict[str, Any]] = {
         "eos_token_id": 2,
     },
 }
-"""config.json by case."""
+"""config.json of the decoders, by case."""
+
+_ENCODER = {
+    "vocab_size": VOCAB,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_attention_heads": 2,
+    "num_hidden_layers": 3,
+    "max_position_embeddings": 128,
+    "pad_token_id": 0,
+}
+ENCODERS: dict[str, dict[str, Any]] = {
+    "bert": _case("BertModel", "bert", _ENCODER),
+    "roberta": _case("RobertaModel", "roberta", {**_ENCODER, "pad_token_id": 1}, type_vocab_size=1),
+    "distilbert": {
+        "architectures": ["DistilBertModel"],
+        "model_type": "distilbert",
+        "vocab_size": VOCAB,
+        "dim": 64,
+        "hidden_dim": 96,
+        "n_heads": 2,
+        "n_layers": 3,
+        "max_position_embeddings": 128,
+    },
+    "albert": _case("AlbertModel", "albert", _ENCODER, embedding_size=32),
+    "modernbert": _case("ModernBertModel", "modernbert", _ENCODER, local_attention=16, num_hidden_layers=4),
+    "modernbert_biases": _case(
+        "ModernBertModel",
+        "modernbert",
+        _ENCODER,
+        local_attention=16,
+        norm_bias=True,
+        attention_bias=True,
+        mlp_bias=True,
+        classifier_pooling="mean",
+    ),
+}
+"""config.json of the encoders, by case."""
+ENCODER_LENGTHS = (1, 37, 100)
+"""Tokens of the texts whose vectors the golden holds; each is a start of ``text()``."""
 
 
 def text() -> list[int]:
@@ -167,7 +223,10 @@ def tiny_weights(config: dict[str, Any]) -> dict[str, NDArray[np.float32]]:
     tensors: dict[str, NDArray[np.float32]] = {}
     for weight in build_program(spec).weights:
         for part in weight.parts:
-            source = family_of(spec).sources(spec, part.role, "hf")[0]
+            places = family_of(spec).sources(spec, part.role, "hf")
+            # DistilBERT shares a family with BERT, whose names come first.
+            own = [place for place in places if place.name.startswith("transformer.layer.")]
+            source = own[0] if own and config["model_type"] == "distilbert" else places[0]
             if source.name not in tensors:
                 tensors[source.name] = _values(source, weight, part.n, Role.of(part.role))
     return tensors
@@ -297,7 +356,7 @@ def write_tiny_family_gguf(path: Path, case: str, metadata: dict[str, Any]) -> P
 
 def write_tiny_family(folder: Path, case: str, *, dtype: str = "F32") -> Path:
     """Writes the case as config.json and model.safetensors, without a tokenizer, and returns the folder."""
-    config = CASES[case]
+    config = {**CASES, **ENCODERS}[case]
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: tiny_blocks.encode(values, dtype) for name, values in tiny_weights(config).items()}
     (folder / "model.safetensors").write_bytes(safetensors_bytes(tensors, metadata={"format": "pt"}))

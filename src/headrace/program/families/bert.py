@@ -115,6 +115,7 @@ def spec_from_config(architecture: str, keys: Keys, generation: Keys) -> ModelSp
             is_tied=True,
             activation=activation(keys, act, "gelu"),
             norm=Norm.LAYER,
+            has_norm_bias=True,
             is_gated=False,
             has_learned_positions=True,
             has_attention_bias=True,

@@ -25,7 +25,9 @@ class Defaults:
     vocab_size: int = 32000
     context_tokens: int = 2048
     theta: float = 10000.0
+    eps_key: str = "rms_norm_eps"
     norm_eps: float = 1e-6
+    partial_rotary_factor: float = 1.0
     activation: str = "silu"
     is_tied: bool = False
     bos_token_ids: tuple[int, ...] = (1,)
@@ -50,7 +52,7 @@ def spec_of_config(
     head_size = width // heads if defaults.head_size is None else defaults.head_size
     context_tokens = keys.integer("max_position_embeddings", *LIMITS["context_tokens"], default=defaults.context_tokens)
     head_size = keys.integer("head_dim", *LIMITS["head_size"], default=head_size)
-    turning = rotary_size(keys, head_size)
+    turning = rotary_size(keys, head_size, defaults.partial_rotary_factor)
     if turning != head_size and not has_partial_rotation:
         raise unsupported(keys, "partial_rotary_factor", f"{turning} of {head_size}", "1.0")
     vocab_size = keys.integer("vocab_size", *LIMITS["vocab_size"], default=defaults.vocab_size)
@@ -70,7 +72,7 @@ def spec_of_config(
         hidden=keys.integer("intermediate_size", *LIMITS["hidden"], default=defaults.hidden),
         vocab_size=vocab_size,
         context_tokens=context_tokens,
-        norm_eps=keys.number("rms_norm_eps", *EPS, default=defaults.norm_eps),
+        norm_eps=keys.number(defaults.eps_key, *EPS, default=defaults.norm_eps),
         rope=rope_from_config(keys, context_tokens, defaults.theta),
         is_tied=keys.boolean("tie_word_embeddings", defaults.is_tied),
         bos_token_id=begin[0] if begin else None,
@@ -116,12 +118,12 @@ def activation(keys: Keys, key: str, default: str) -> Activation:
     return found
 
 
-def rotary_size(keys: Keys, head_size: int) -> int:
+def rotary_size(keys: Keys, head_size: int, default: float) -> int:
     """Returns how many elements of a head turn: ``partial_rotary_factor``, in either spelling, of the head."""
     for found in (keys.mapping("rope_scaling"), keys.mapping("rope_parameters"), keys):
         if found is not None and found.has("partial_rotary_factor"):
             return int(head_size * found.number("partial_rotary_factor", 0.0, 1.0))
-    return head_size
+    return int(head_size * default)
 
 
 def sliding_layers(keys: Keys, layers: int) -> tuple[bool, ...] | None:

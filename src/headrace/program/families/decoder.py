@@ -1,4 +1,4 @@
-"""The program of a decoder: pre-norm blocks of attention and MLP over one residual stream, as the spec says.
+"""Programs of pre-norm blocks, attention and MLP over one residual stream, as the spec says: all decoders are these.
 
 Families differ in what they put into the spec and in where their files keep the weights; this is what they share.
 """
@@ -9,7 +9,7 @@ from typing import TypedDict
 
 from headrace.program.builder import Builder
 from headrace.program.ir import NONE, Part, Program
-from headrace.program.model import LayerSpec, ModelSpec
+from headrace.program.model import LayerSpec, ModelSpec, RopeSpec
 from headrace.program.opcodes import LANES, Epilogue, Norm
 
 
@@ -20,40 +20,45 @@ def build(spec: ModelSpec) -> Program:
     positions = NONE
     if spec.has_learned_positions:
         positions = b.matrix("positions", spec.width, Part("positions", spec.context_tokens))
-    rotary_size = spec.rotary_size or spec.head_size
-    turning = dict.fromkeys(rope for index in range(spec.layers) if (rope := spec.layer(index).rope) is not None)
-    ropes = {
-        rope: b.rope(f"rope.{number}" if number else "rope", spec.context_tokens, rotary_size, rope)
-        for number, rope in enumerate(turning)
-    }
+    ropes = rotary_tables(b)
     x = b.embed("x", table, scale=spec.embed_scale, positions=positions)
     for index in range(spec.layers):
-        rope = spec.layer(index).rope
-        _Block(b, index, x).add(NONE if rope is None else ropes[rope])
-    norms = _norm(b, "final_norm", spec.width)
+        Block(b, index, x).add(ropes[index])
+    norms = norm_of(b, "final_norm")
     head = table if spec.is_tied else b.matrix("head", spec.width, Part("head", spec.vocab_size))
     b.head(x, head, **norms, norm=spec.norm, scale=spec.logit_scale, softcap=spec.logit_softcap)
     return b.program()
 
 
-class _NormArguments(TypedDict):
+class NormArguments(TypedDict):
     """A builder's arguments of a norm."""
 
     norm_weight: int
     norm_bias: int
 
 
-def _norm(b: Builder, role: str, width: int) -> _NormArguments:
-    """Adds a norm's weight, and LAYER's bias; returns them as a builder's arguments."""
-    weight = b.vector(role, Part(role, width))
-    has_bias = b.spec.norm is Norm.LAYER
+def rotary_tables(b: Builder) -> list[int]:
+    """Adds a table for each rotary spec that some layer has; returns the layers' tables, NONE for those without."""
+    spec = b.spec
+    turning = dict.fromkeys(rope for index in range(spec.layers) if (rope := spec.layer(index).rope) is not None)
+    rotary_size = spec.rotary_size or spec.head_size
+    tables: dict[RopeSpec | None, int] = {None: NONE}
+    for number, rope in enumerate(turning):
+        name = f"rope.{number}" if number else "rope"
+        tables[rope] = b.rope(name, spec.context_tokens, rotary_size, rope)
+    return [tables[spec.layer(index).rope] for index in range(spec.layers)]
+
+
+def norm_of(b: Builder, role: str) -> NormArguments:
+    """Adds a norm's weight, and its bias where the model has them; returns them as a builder's arguments."""
+    width, has_bias = b.spec.width, b.spec.has_norm_bias
     return {
-        "norm_weight": weight,
+        "norm_weight": b.vector(role, Part(role, width)),
         "norm_bias": b.vector(f"{role}_bias", Part(f"{role}_bias", width)) if has_bias else NONE,
     }
 
 
-class _Block:
+class Block:
     """One layer in the making; ``x`` is updated in place."""
 
     def __init__(self, b: Builder, index: int, x: int) -> None:
@@ -62,9 +67,14 @@ class _Block:
         self.shape: LayerSpec = b.spec.layer(index)
         self.at = f"layers.{index}"
 
-    def add(self, rope: int) -> None:
-        """Adds attention, then the MLP or the experts."""
-        self._attend(rope)
+    def add(self, rope: int, *, is_normed: bool = True) -> None:
+        """Adds attention, then the MLP or the experts.
+
+        Args:
+            rope: rotary table, or NONE.
+            is_normed: attention reads the stream through a norm.
+        """
+        self._attend(rope, is_normed)
         if self.shape.experts:
             self._route()
         else:
@@ -81,7 +91,7 @@ class _Block:
     def _vector(self, name: str, n: int) -> int:
         return self.b.vector(f"{self.at}.{name}", Part(f"{self.at}.{name}", n))
 
-    def _attend(self, rope: int) -> None:
+    def _attend(self, rope: int, is_normed: bool) -> None:
         b, spec, shape, at = self.b, self.spec, self.shape, self.at
         q_size, kv_size = shape.heads * shape.head_size, shape.kv_heads * shape.head_size
         qkv = (("q", q_size), ("k", kv_size), ("v", kv_size))
@@ -91,8 +101,8 @@ class _Block:
             b.matrix(f"{at}.qkv", spec.width, *self._parts("", *qkv)),
             layer=self.index,
             rope=rope,
-            **_norm(b, f"{at}.attention_norm", spec.width),
-            norm=spec.norm,
+            **(norm_of(b, f"{at}.attention_norm") if is_normed else NormArguments(norm_weight=NONE, norm_bias=NONE)),
+            norm=spec.norm if is_normed else Norm.NONE,
             bias=self._bias(spec.has_attention_bias, "qkv", *qkv),
             q_norm=self._vector("q_norm", shape.head_size) if spec.has_qk_norm else NONE,
             k_norm=self._vector("k_norm", shape.head_size) if spec.has_qk_norm else NONE,
@@ -108,7 +118,7 @@ class _Block:
             f"{at}.hidden",
             self.x,
             b.matrix(f"{at}.{name}", spec.width, *self._parts("", *sizes), interleave=interleave),
-            **_norm(b, f"{at}.mlp_norm", spec.width),
+            **norm_of(b, f"{at}.mlp_norm"),
             norm=spec.norm,
             bias=self._bias(spec.has_mlp_bias, name, *sizes, interleave=interleave),
             epilogue=Epilogue.GLU if spec.is_gated else Epilogue.STORE,
@@ -132,7 +142,7 @@ class _Block:
             top_k=spec.top_k,
             is_renormalised=spec.is_renormalised,
             add_to=self.x,
-            **_norm(b, f"{at}.mlp_norm", spec.width),
+            **norm_of(b, f"{at}.mlp_norm"),
             norm=spec.norm,
             activation=spec.activation,
         )
@@ -146,5 +156,5 @@ class _Block:
             b.linear(f"{at}.{name}", inner, weight, bias=bias, epilogue=Epilogue.ADD, add_to=self.x)
             return
         out = b.linear(f"{at}.{name}", inner, weight, bias=bias)
-        norms = _norm(b, f"{at}.{out_norm}", spec.width)
+        norms = norm_of(b, f"{at}.{out_norm}")
         b.norm(f"{at}.{out_norm}", out, **norms, norm=spec.norm, epilogue=Epilogue.ADD, add_to=self.x)

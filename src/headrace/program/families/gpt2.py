@@ -90,6 +90,7 @@ def _with_block(spec: ModelSpec) -> ModelSpec:
         spec,
         rope=None,
         norm=Norm.LAYER,
+        has_norm_bias=True,
         is_gated=False,
         has_learned_positions=True,
         has_attention_bias=True,

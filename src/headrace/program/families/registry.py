@@ -10,6 +10,7 @@ from typing import Protocol
 
 from headrace.base.errors import ModelUnsupportedError
 from headrace.program.families import (
+    albert,
     bert,
     gemma2,
     gemma3,
@@ -17,11 +18,14 @@ from headrace.program.families import (
     granite,
     llama,
     mixtral,
+    modernbert,
     phi3,
     qwen2,
     qwen3,
     qwen3_moe,
     smollm3,
+    stablelm,
+    starcoder2,
 )
 from headrace.program.families.source import Source
 from headrace.program.ir import Program
@@ -49,6 +53,8 @@ class Family(Protocol):
 
 
 HF_FAMILIES: dict[str, Family] = {
+    "AlbertForMaskedLM": albert,
+    "AlbertModel": albert,
     "BertForMaskedLM": bert,
     "BertModel": bert,
     "DistilBertForMaskedLM": bert,
@@ -62,6 +68,8 @@ HF_FAMILIES: dict[str, Family] = {
     "MistralForCausalLM": llama,
     "Mistral3ForConditionalGeneration": llama,
     "MixtralForCausalLM": mixtral,
+    "ModernBertForMaskedLM": modernbert,
+    "ModernBertModel": modernbert,
     "Phi3ForCausalLM": phi3,
     "Qwen2ForCausalLM": qwen2,
     "Qwen3ForCausalLM": qwen3,
@@ -69,6 +77,8 @@ HF_FAMILIES: dict[str, Family] = {
     "RobertaForMaskedLM": bert,
     "RobertaModel": bert,
     "SmolLM3ForCausalLM": smollm3,
+    "StableLmForCausalLM": stablelm,
+    "Starcoder2ForCausalLM": starcoder2,
     "XLMRobertaForMaskedLM": bert,
     "XLMRobertaModel": bert,
 }
@@ -83,6 +93,8 @@ GGUF_FAMILIES: dict[str, Family] = {
     "qwen3": qwen3,
     "qwen3moe": qwen3_moe,
     "smollm3": smollm3,
+    "stablelm": stablelm,
+    "starcoder2": starcoder2,
 }
 FAMILIES: dict[str, Family] = {family.NAME: family for family in (*HF_FAMILIES.values(), *GGUF_FAMILIES.values())}
 
