@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from headrace.engine.quality import Distributions, QualityReport, Subject, compare
-from headrace.engine.quality_bench import MAX_KL, run_quality, shipped_text
+from headrace.engine.quality_bench import MAX_KL, shipped_text, text_windows
+from headrace.registry.model import open_model
 from headrace.testing.derive import hf_tensors, tensors_sha256, write_bf16_folder
 from headrace.testing.gates import GATES, GREEDY_TOKENS, Gate
 from headrace.testing.golden import Golden, read_golden
@@ -65,15 +66,18 @@ def test_exact_path_chooses_every_token_that_transformers_chooses(models: Models
 
 
 def test_int4_of_a_bf16_model_keeps_the_limit_on_the_shipped_text(models: Models) -> None:
-    bench = run_quality(
-        models.paths["bf16"], shipped_text(), text_name="shipped", quantizations=["int4"], positions=1000
+    windows = text_windows(open_model(models.paths["gguf"]), shipped_text(), 512, 1000)
+    exact, int4 = (
+        Subject(models.paths["bf16"], dtype=dtype, quantization=quantization).distributions(windows)
+        for dtype, quantization in (("fp32", "none"), ("bf16", "int4"))
     )
 
-    (row,) = bench.measured
-    # The scheme: asymmetric groups of 32, embedding and head in 8 bits.
-    assert set(row.layouts) == {"Q4M", "Q8"}
-    assert row.report.kl_mean <= MAX_KL
-    assert row.report.perplexity <= bench.reference_perplexity * 1.02
+    report = compare(exact, int4)
+
+    # Symmetric groups everywhere, the head among them, cost 37 % of perplexity on this model.
+    assert report.positions == 1000
+    assert report.kl_mean <= MAX_KL
+    assert report.perplexity <= 1.02 * report.reference_perplexity
 
 
 @pytest.mark.parametrize("name", NAMES)
