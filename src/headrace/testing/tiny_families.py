@@ -184,6 +184,7 @@ _ENCODER = {
 ENCODERS: dict[str, dict[str, Any]] = {
     "bert": _case("BertModel", "bert", _ENCODER),
     "roberta": _case("RobertaModel", "roberta", {**_ENCODER, "pad_token_id": 1}, type_vocab_size=1),
+    "xlm_roberta": _case("XLMRobertaModel", "xlm-roberta", {**_ENCODER, "pad_token_id": 1}, type_vocab_size=1),
     "distilbert": {
         "architectures": ["DistilBertModel"],
         "model_type": "distilbert",
