@@ -120,10 +120,10 @@ def family_of(spec: ModelSpec) -> Family:
 
 def _find(table: dict[str, Family], source: str, architecture: str) -> Family:
     if (family := table.get(architecture)) is None:
-        known = ", ".join(sorted(table))
+        known = ", ".join(sorted({family.NAME for family in table.values()}))
         raise ModelUnsupportedError(
-            f"{source}: no program is written for architecture {show(architecture)}; the native engine has {known}: "
-            "`--engine vllm` may run it",
+            f"{source}: no program is written for architecture {show(architecture)}; the native engine has the families "
+            f"{known}: `--engine vllm` may run it",
             hint="--engine vllm may run this model",
         )
     return family
