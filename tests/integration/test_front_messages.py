@@ -204,6 +204,18 @@ async def test_token_endpoints_refuse_what_they_cannot_read(make_house: Any, pat
     assert answer["error"]["message"]
 
 
+async def test_the_model_and_the_version_may_be_left_out(make_house: Any) -> None:
+    house = await make_house()
+    chat = {"messages": MESSAGE["messages"]}
+
+    for path in ("/v1/chat/completions", "/chat/completions"):
+        status, body, _ = await house.post(path, chat)
+        assert (status, body["model"]) == (200, "tests/bytes")
+    assert (await house.post("/v1/messages/count_tokens", chat))[0] == 200
+    assert (await house.post("/completions", {"prompt": "x"}))[0] == 200
+    assert (await house.get("/models"))[0] == 200
+
+
 async def test_tokenizer_info_says_how_messages_are_written(make_house: Any) -> None:
     house = await make_house(dialect=DIALECT)
 

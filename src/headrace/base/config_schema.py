@@ -40,7 +40,7 @@ class InferenceEngine(Section):
     )
     engine: Literal["native", "vllm"] = Field(default="native", description="What runs the model.")
     served_name: Text | None = Field(
-        default=None, description="Name that requests use; default: made from the model's."
+        default=None, description="Name that requests use, or several with commas; default: made from the model's."
     )
     tensor_parallel_size: Annotated[int, Field(ge=1, le=1024)] = Field(
         default=1, description="Shards of the model. Native: groups among the threads, so at most `threads`."

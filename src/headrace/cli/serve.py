@@ -47,7 +47,8 @@ def serve(
         str | None, typer.Option(help="The same as MODEL.", rich_help_panel=_ENGINE, metavar="P")
     ] = None,
     served_name: Annotated[
-        str | None, typer.Option(help="Name that requests use.", rich_help_panel=_ENGINE, metavar="NAME")
+        str | None,
+        typer.Option(help="Name that requests use; several with commas.", rich_help_panel=_ENGINE, metavar="NAME"),
     ] = None,
     engine: Annotated[Engine | None, typer.Option(help="What runs the model.", rich_help_panel=_ENGINE)] = None,
     tensor_parallel_size: Annotated[
@@ -177,7 +178,8 @@ def resolve_model(settings: Config) -> Model:
     for key, message in resolved.warnings:
         log.warning("config_warning", key=key, message=message)
     name = settings.inference_engine.served_name
-    return Model(path, (name,) if name else names_of(source), resolved)
+    names = tuple(dict.fromkeys(part.strip() for part in (name or "").split(",") if part.strip()))
+    return Model(path, names or names_of(source), resolved)
 
 
 def resolve_settings(settings: Config, path: Path) -> Resolved:

@@ -61,6 +61,7 @@ class Options:
     """How to generate: what chat and text completions share.
 
     Args:
+        model: empty where the client left it out: it takes what is served.
         max_tokens: None takes the endpoint's default.
         num_logprobs: None, or how many alternatives to report beside each chosen token.
         prompt_logprobs: the same for each token of the prompt.
@@ -218,8 +219,8 @@ def _take_options(
     ignored: tuple[str, ...] = (),
 ) -> Options:
     model = fields.text("model", _MODEL_CHARS)
-    if model is None:
-        raise fields.missing("model")
+    if model == "":
+        raise fields.wrong("model", model, "a name of GET /v1/models, or left out")
     _refuse_unsupported(fields)
     fields.text("user", 1024)
     max_tokens = fields.integer("max_tokens", low_max_tokens, MAX_MAX_TOKENS)
@@ -248,7 +249,7 @@ def _take_options(
     if wish is not None and allowed_token_ids:
         raise RequestError(f"allowed_token_ids and {wish.param} cannot be combined", param="allowed_token_ids")
     return Options(
-        model=model,
+        model=model or "",
         is_stream=is_stream,
         has_usage=has_usage,
         has_continuous_usage=has_continuous_usage,

@@ -62,13 +62,13 @@ _NOT_READY: Final = {503: "the model is loading, or no worker is healthy"}
 
 OPERATIONS: Final = (
     Operation("/v1/chat/completions", "post", "createChatCompletion", "Answers a conversation.", "ChatAnswer",
-              {**CHAT, **OPTIONS}, ("model", "messages"), _RUN, has_stream=True),
+              {**CHAT, **OPTIONS}, ("messages",), _RUN, has_stream=True),
     Operation("/v1/completions", "post", "createCompletion", "Continues a text.", "CompletionAnswer",
-              {**COMPLETION, **OPTIONS}, ("model", "prompt"), _RUN, has_stream=True),
+              {**COMPLETION, **OPTIONS}, ("prompt",), _RUN, has_stream=True),
     Operation("/v1/messages", "post", "createMessage", "Answers a conversation, in Anthropic's form.", "MessageAnswer",
-              MESSAGES, ("model", "messages", "max_tokens"), _RUN, has_stream=True, error="MessageError"),
+              MESSAGES, ("messages", "max_tokens"), _RUN, has_stream=True, error="MessageError"),
     Operation("/v1/messages/count_tokens", "post", "countMessageTokens", "Counts a message's prompt.", "CountAnswer",
-              MESSAGES, ("model", "messages"), _COUNT, error="MessageError"),
+              MESSAGES, ("messages",), _COUNT, error="MessageError"),
     Operation("/tokenize", "post", "tokenize", "Gives a text's or a conversation's token ids.", "Tokens",
               TOKENIZE, (), _COUNT),
     Operation("/detokenize", "post", "detokenize", "Gives the text of token ids.", "Text",
@@ -99,7 +99,8 @@ def build_document(version: str) -> dict[str, object]:
             "version": version,
             "description": (
                 "Fields that are not listed are ignored and named in the header `x-headrace-ignored-fields`. A field "
-                "of OpenAI's or vLLM's that would change the answer and is not supported is a 400 that names it."
+                "of OpenAI's or vLLM's that would change the answer and is not supported is a 400 that names it. "
+                "The routes under /v1 are also there without it."
             ),
         },
         "paths": paths,

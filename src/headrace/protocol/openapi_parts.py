@@ -62,7 +62,7 @@ def mapping(text: str) -> Schema:
 
 _TOKEN: Final[Schema] = {"type": "integer", "minimum": 0, "maximum": MAX_TOKEN_ID}
 _STOP: Final[Schema] = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARS}
-_MODEL: Final[Schema] = {"type": "string", "maxLength": 256, "description": "A name of `GET /v1/models`."}
+_MODEL: Final[Schema] = {"type": "string", "maxLength": 256, "description": "As in `GET /v1/models`; may be left out."}
 
 # What chat and text completions share.
 OPTIONS: Final[dict[str, Schema]] = {

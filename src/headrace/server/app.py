@@ -81,11 +81,14 @@ def public_app(state: FrontState) -> Edge:
         "/tokenize": JsonEndpoint(tokens.tokenize, max_bytes),
         "/detokenize": JsonEndpoint(tokens.detokenize, max_bytes),
     }
+    # Clients of llama.cpp's server leave the version out.
+    handlers |= {path.removeprefix("/v1"): handler for path, handler in handlers.items() if path.startswith("/v1/")}
     routes = [
         Route("/tokenizer_info", pages.tokenizer_info),
         Route("/openapi.json", pages.openapi),
         Route("/v1/models", pages.models),
         Route("/v1/models/{model:path}", pages.model),
+        Route("/models", pages.models),
         *_common_routes(pages),
     ]
     return _edge(state, handlers, routes)

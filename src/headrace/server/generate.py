@@ -8,6 +8,7 @@ on a comment every ``ping_interval_s``; a failure after the first byte is one er
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -97,6 +98,9 @@ class GenerateEndpoint(Endpoint):
     async def _serve(self, exchange: Exchange, record: Record) -> None:
         settings = self._settings
         request = await self._read(exchange, self._parse, settings.max_body_bytes, settings.body_idle_s)
+        if not request.options.model:
+            named = dataclasses.replace(request.options, model=self._pipeline.served_names[0])
+            request = dataclasses.replace(request, options=named)
         options = request.options
         record.model = options.model
         record.is_stream = options.is_stream

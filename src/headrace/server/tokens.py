@@ -74,7 +74,7 @@ class TokenPages:
                 prompt, add_special=add_special, limit_tokens=_TEXT_RATIO * context_tokens
             )
         elif fields.take("messages") is not None:
-            ids = await self._render(chat_from_values({"model": "", **decode_object(body)}), context_tokens)
+            ids = await self._render(chat_from_values(decode_object(body)), context_tokens)
         else:
             raise RequestError("prompt or messages is required", param="prompt", code="missing_required")
         tokenizer = self._pipeline.kit.tokenizer
@@ -101,7 +101,8 @@ class TokenPages:
     async def count_message(self, body: bytes) -> object:
         """``POST /v1/messages/count_tokens``."""
         request = parse_count(body)
-        self._pipeline.check_model(request.options.model)
+        if request.options.model:
+            self._pipeline.check_model(request.options.model)
         identity = self._pipeline.check_ready()
         return {"input_tokens": len(await self._render(request, self._pipeline.context_tokens(identity)))}
 

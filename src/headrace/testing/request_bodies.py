@@ -193,7 +193,7 @@ class BodyMaker:
                 fields.pop("tools", None)  # so that there is nothing to choose from
             return self._body(path, fields, Verdict.BAD, f"{name}={str(value)[:40]!r}")
         if draw < 0.85:
-            name = random.choice(("model", "messages" if path == CHAT else "prompt"))
+            name = "messages" if path == CHAT else "prompt"
             del fields[name]
             return self._body(path, fields, Verdict.BAD, f"without {name}")
         return random.choice((self._junk_field, self._cut, self._flipped, self._nested, self._not_an_object))(
