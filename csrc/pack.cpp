@@ -45,10 +45,6 @@ uint16_t finite_half(float value) {
   return half;
 }
 
-uint8_t clamp_round(float value, float low, float high) {
-  return static_cast<uint8_t>(std::clamp(std::nearbyintf(value), low, high));
-}
-
 // Sixteen-step groups: a scale and a minimum, both f16, and how far their nearest numbers are from the weights.
 struct Fit {
   float scale = 0.0f, min = 0.0f;
@@ -65,13 +61,14 @@ inline Four load_four(const float* p) {
   return value;
 }
 inline float total(Four sums) { return (sums[0] + sums[2]) + (sums[1] + sums[3]); }
-// The nearest whole number of 0 … 15, ties to even: adding 1.5 · 2^23 leaves no bit for a fraction.
-inline Four nearest_of_16(Four value) {
-  const Four zero = {}, top = zero + 15.0f, shift = zero + 12582912.0f;
-  value = value > zero ? value : zero;
-  value = value < top ? value : top;
+// The nearest whole number within `low` … `high`, ties to even: adding 1.5 · 2^23 leaves no bit for a fraction.
+inline Four nearest(Four value, float low, float high) {
+  const Four zero = {}, least = zero + low, most = zero + high, shift = zero + 12582912.0f;
+  value = value > least ? value : least;
+  value = value < most ? value : most;
   return (value + shift) - shift;
 }
+inline Four nearest_of_16(Four value) { return nearest(value, 0.0f, 15.0f); }
 inline float inverse_of(float scale) { return scale == 0.0f ? 0.0f : 1.0f / scale; }
 
 float squared_error(const float* x, float scale, float min) {
@@ -123,6 +120,14 @@ Fit best_fit(const float* x, float low, float high) {
   return best;
 }
 
+template <class Whole>
+void put_whole(Group& group, Whole whole_of, const float* x) {
+  for (int i = 0; i < kGroup; i += 4) {
+    const Four q = whole_of(load_four(x + i));
+    for (int j = 0; j < 4; ++j) group.q[i + j] = static_cast<uint8_t>(q[j]);
+  }
+}
+
 // Rounds with the scale as stored, so that the error is half a step of what will be multiplied.
 Group quantise(Layout layout, const float* x) {
   Group group;
@@ -135,24 +140,22 @@ Group quantise(Layout layout, const float* x) {
   if (layout == Layout::kQ8) {
     group.scale = finite_half(std::max(-low, high) / 127.0f);
     const float scale = scalar::f16_to_f32(group.scale);
-    for (int i = 0; i < kGroup; ++i) {
-      const float q = scale == 0.0f ? 0.0f : x[i] / scale;
-      group.q[i] = clamp_round(q + 128.0f, 1.0f, 255.0f);
-    }
+    put_whole(
+        group,
+        [&](Four value) { return scale == 0.0f ? Four{} + 128.0f : nearest(value / scale + 128.0f, 1.0f, 255.0f); }, x);
   } else if (layout == Layout::kQ4) {
     // The larger side gets the sixteenth value, as GGUF does.
     group.scale = finite_half((-low > high ? low : high) / -8.0f);
     const float scale = scalar::f16_to_f32(group.scale);
-    for (int i = 0; i < kGroup; ++i) group.q[i] = scale == 0.0f ? 8 : clamp_round(x[i] / scale + 8.0f, 0.0f, 15.0f);
+    put_whole(
+        group, [&](Four value) { return scale == 0.0f ? Four{} + 8.0f : nearest(value / scale + 8.0f, 0.0f, 15.0f); },
+        x);
   } else {
     const Fit fit = best_fit(x, low, high);
     group.scale = finite_half(fit.scale);
     group.min = finite_half(fit.min);
     const float inverse = inverse_of(fit.scale);
-    for (int i = 0; i < kGroup; i += 4) {
-      const Four q = nearest_of_16((load_four(x + i) - fit.min) * inverse);
-      for (int j = 0; j < 4; ++j) group.q[i + j] = static_cast<uint8_t>(q[j]);
-    }
+    put_whole(group, [&](Four value) { return nearest_of_16((value - fit.min) * inverse); }, x);
   }
   return group;
 }
