@@ -30,7 +30,7 @@ _NATURAL = {
     "Q6_K": Layout.Q8,
     "AWQ": Layout.Q4M,
     "GPTQ": Layout.Q4M,
-    "GPTQ_ORDERED": Layout.Q8,
+    "GPTQ act-order": Layout.Q8,
 }
 PACKABLE = tuple(_NATURAL)
 """Stored types of matrices: what ``kernels.vm.pack`` reads, and what ``engine.packed_linear`` turns into that."""

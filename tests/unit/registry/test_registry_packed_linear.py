@@ -96,7 +96,7 @@ def test_act_order_is_known_by_the_data() -> None:
 
     folded = fold_linears(tensors(packing), read_packed_config({**GPTQ, "group_size": 32}, WHERE), WHERE)
 
-    assert folded["a.weight"].dtype == "GPTQ_ORDERED"
+    assert folded["a.weight"].dtype == "GPTQ act-order"
 
 
 def changed(tensor: TensorView, **changes: Any) -> TensorView:

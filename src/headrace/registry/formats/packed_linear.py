@@ -28,7 +28,7 @@ _LEAST_GROUP = 32
 _PARTS = ("qweight", "qzeros", "scales", "g_idx")
 _SCALE_TYPES = ("F16", "BF16", "F32")
 _NATIVE = "the native engine reads awq and gptq of 4 bits"
-_HINT = "--engine vllm may run it"
+_HINT = "--engine vllm may run this model"
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +139,7 @@ def _fold(root: str, tensors: Mapping[str, TensorView], config: PackedConfig, wh
                 f"{list(expected[part])}"
             )
     order = _order(parts.get("g_idx"), k, groups, where) if config.method == "gptq" else None
-    dtype = "AWQ" if config.method == "awq" else "GPTQ" if order is None else "GPTQ_ORDERED"
+    dtype = "AWQ" if config.method == "awq" else "GPTQ" if order is None else "GPTQ act-order"
     packed = PackedLinear(parts["qzeros"], parts["scales"], order, config.zero_offset)
     return TensorView(f"{root}.weight", dtype, (n, k), words.data, packed)
 

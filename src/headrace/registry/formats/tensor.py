@@ -65,7 +65,7 @@ class TensorView:
     """One tensor inside a memory-mapped file.
 
     Args:
-        dtype: a key of ``STORED``, or ``AWQ``, ``GPTQ``, ``GPTQ_ORDERED`` where ``packed`` is given.
+        dtype: a key of ``STORED``, or ``AWQ``, ``GPTQ``, ``GPTQ act-order`` where ``packed`` is given.
         shape: row-major, ``(out, in)`` for a matrix.
         data: uint8 [bytes], read-only view of the map; its size is exactly what dtype and shape ask for.
         packed: what else a matrix of 4-bit integers in 32-bit words consists of; ``data`` are the words.
