@@ -61,7 +61,7 @@ def engine(
             "inference_engine.isa": isa,
         },
     )
-    require_native_library()
+    require_native_library(settings.inference_engine.isa)
     found = resolve_model(settings)
     launch = worker_launch(settings, found.resolved, model_path=found.path, name=found.names[0], socket_fd=-1)
     launch = msgspec.structs.replace(launch, packed_cache_path=None)  # saving would disturb the measurement
@@ -126,7 +126,7 @@ def quality(
             "inference_engine.isa": isa,
         },
     )
-    require_native_library()
+    require_native_library(settings.inference_engine.isa)
     found = resolve_model(settings)
     launch = worker_launch(settings, found.resolved, model_path=found.path, name=found.names[0], socket_fd=-1)
     lines = _Lines()

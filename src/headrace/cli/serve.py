@@ -127,7 +127,7 @@ def _run(settings: Config, *, as_json: bool) -> int:
     from headrace.fleet.server import run_server
     from headrace.fleet.supervisor import STOP_SIGNALS
 
-    require_native_library()
+    require_native_library(settings.inference_engine.isa)
     model = resolve_model(settings)
     clock = SystemClock()
     record = RunRecord(settings, clock)
@@ -148,13 +148,20 @@ def _run(settings: Config, *, as_json: bool) -> int:
     return code
 
 
-def require_native_library() -> None:
+def require_native_library(isa: str | None) -> None:
     """Refuses to go on without the native VM: no other forward path exists.
 
+    Args:
+        isa: the instruction set that the settings ask for.
+
     Raises:
-        MachineError: it was not built, or does not load here.
+        MachineError: there are no kernels for this machine, or the library was not built, or does not load here.
     """
     from headrace.base.errors import MachineError
+    from headrace.kernels.machine import REMEDY, why_not
+
+    if (reason := why_not(isa=isa)) is not None:
+        raise MachineError(reason, hint=REMEDY)
 
     try:
         import headrace.kernels._native  # noqa: F401

@@ -167,7 +167,10 @@ def _refuse(files: ModelFiles, faults: list[str], unsupported: list[str], unexpe
         raise ModelFormatError(f"{where}: the tensors do not fit the configuration: {_some(faults + extra)}")
     if unsupported:
         known = ", ".join(PACKABLE)
-        raise ModelUnsupportedError(f"{where}: {_some(unsupported)}; matrices may be {known}, vectors F32, F16 or BF16")
+        raise ModelUnsupportedError(
+            f"{where}: {_some(unsupported)}; matrices may be {known}, vectors F32, F16 or BF16",
+            hint="--engine vllm may run this model",
+        )
 
 
 def _some(lines: list[str]) -> str:

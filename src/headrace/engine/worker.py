@@ -350,7 +350,7 @@ def main(arguments: list[str] | None = None) -> int:
         if worker.is_loading:
             os._exit(code)  # told to stop while loading: the thread is deep in native code and cannot be asked
     except HeadraceError as error:
-        sys.stderr.write(f"{error.message}\n")
+        sys.stderr.write(f"{error.message}\n" if error.hint is None else f"{error.message} ({error.hint})\n")
         return int(exit_code_of(error))
     except MemoryError:
         sys.stderr.write("the memory of this machine ran out while the model was loaded\n")

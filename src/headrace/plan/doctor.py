@@ -10,7 +10,7 @@ import os
 import platform
 import resource
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Final
@@ -19,8 +19,15 @@ import msgspec
 
 from headrace.base.errors import MachineError
 from headrace.base.units import GIB, MIB, format_bytes
+from headrace.kernels.machine import REMEDY, why_not
 
 _ISAS: Final = ("scalar", "avx2", "avx512", "avx512bf16")
+# What each asks of the CPU, by the names of ``kernels.vm.cpu_features``.
+_NEEDS: Final[dict[str, tuple[str, ...]]] = {
+    "avx2": ("avx2", "fma", "f16c"),
+    "avx512": ("avx512", "avx512vnni"),
+    "avx512bf16": ("avx512bf16",),
+}
 # Larger than any last-level cache share we know of, so that DRAM is read.
 _PROBE_BYTES: Final = 512 * MIB
 _NUM_PROBES: Final = 5
@@ -130,6 +137,8 @@ def examine(*, version: str, isa_setting: str | None, threads: int | None) -> Re
     bandwidth: Bandwidth | None = None
     features: dict[str, bool] = {}
     num_threads = threads or len(os.sched_getaffinity(0))
+    if (reason := why_not(isa=isa_setting)) is not None:
+        problems.append(Problem(Severity.BAD, reason, REMEDY))
     try:
         from headrace.kernels import vm
     except MachineError as error:
@@ -140,7 +149,7 @@ def examine(*, version: str, isa_setting: str | None, threads: int | None) -> Re
         for isa in _ISAS:
             with contextlib.suppress(MachineError):  # this build does not hold it
                 tables[isa] = {opcode.name: name for opcode, name in vm.kernel_names(isa).items()}
-        kernels = judge_kernels(vm.available_isas(), tables, isa_setting, problems)
+        kernels = judge_kernels(vm.available_isas(), tables, isa_setting, problems, features)
         bandwidth = _probe(num_threads)
     cpu = _cpu(features)
     memory = _memory()
@@ -164,13 +173,14 @@ def judge_kernels(
     tables: Mapping[str, Mapping[str, str | None]],
     isa_setting: str | None,
     problems: list[Problem],
+    features: Mapping[str, bool] | None = None,
 ) -> Kernels:
     """Gives which kernels run, and adds a problem for each that is missing.
 
     A scalar kernel in a vector table counts as missing; a narrower vector kernel in a wider table does not.
     """
     best = available[-1]
-    in_use, reason = best, "the best that this CPU and build have"
+    in_use, reason = best, _why_best(available, features or {}, tables)
     if isa_setting is not None:
         in_use, reason = isa_setting, "set by inference_engine.isa"
         if isa_setting not in available:
@@ -193,6 +203,21 @@ def judge_kernels(
         problems.append(Problem(Severity.BAD, what, "this build is incomplete: rebuild with scripts/setup"))
     table = {opcode: {isa: tables[isa].get(opcode) for isa in tables} for opcode in opcodes}
     return Kernels(in_use, reason, available, table, missing)
+
+
+def _why_best(
+    available: Sequence[str], features: Mapping[str, bool], tables: Mapping[str, Mapping[str, str | None]]
+) -> str:
+    """Says why a set is the best one: what the next wider one wants, and who lacks it, the CPU or the build."""
+    wider = _ISAS[_ISAS.index(available[-1]) + 1 :] if available[-1] in _ISAS else ()
+    if not wider:
+        return "the best there is"
+    missing = [name for name in _NEEDS[wider[0]] if not features.get(name, False)]
+    if features and missing:
+        return f"the best that this CPU has: {wider[0]} needs {', '.join(missing)}"
+    if wider[0] not in tables:
+        return f"the best in this build, which was made without {wider[0]}"
+    return "the best that this CPU and build have"
 
 
 def find_problems(

@@ -1,7 +1,9 @@
+import re
 from pathlib import Path
 
 import pytest
 
+from headrace.kernels.machine import why_not
 from headrace.plan.doctor import (
     Bandwidth,
     Cpu,
@@ -162,3 +164,41 @@ def test_examining_this_machine_finds_every_kernel() -> None:
     assert report.kernels.missing == []
     assert report.bandwidth is not None
     assert report.bandwidth.mode == "single"
+
+
+@pytest.mark.parametrize(
+    ("available", "features", "tables", "reason"),
+    [
+        (["scalar", "avx2"], {"avx512": False}, ["scalar", "avx2"], "this CPU has: avx512 needs avx512, avx512vnni"),
+        (["scalar", "avx2"], {"avx512": True, "avx512vnni": True}, ["scalar", "avx2"], "build, which was made without"),
+        (["scalar", "avx2", "avx512", "avx512bf16"], {}, ["scalar", "avx2"], "the best there is"),
+        (["scalar"], {"avx2": False, "fma": True, "f16c": True}, ["scalar", "avx2"], "avx2 needs avx2"),
+    ],
+)
+def test_the_path_in_use_is_said_with_its_reason(
+    available: list[str], features: dict[str, bool], tables: list[str], reason: str
+) -> None:
+    kernels = judge_kernels(available, dict.fromkeys(tables, VECTOR), None, [], features)
+
+    assert kernels.in_use == available[-1]
+    assert reason in kernels.reason
+
+
+@pytest.mark.parametrize("machine", ["aarch64", "riscv64", "ppc64le"])
+def test_other_machines_are_refused_with_the_reason(machine: str) -> None:
+    reason = why_not(machine)
+
+    assert reason is not None
+    assert machine in reason
+    assert "NEON" in reason
+    assert why_not(machine, isa="scalar") is None
+
+
+def test_x86_64_is_not_refused() -> None:
+    assert why_not("x86_64") is None
+
+
+def test_the_decision_that_the_refusal_names_exists() -> None:
+    (named,) = re.findall(r"docs/\S+\.md", why_not("aarch64") or "")
+
+    assert (Path(__file__).parents[3] / named).is_file()
