@@ -16,10 +16,14 @@ from pathlib import Path
 
 import numpy as np
 
-from headrace.base.errors import ConfigError
+from headrace.base.errors import ConfigError, ModelTooLargeError, ModelUnsupportedError
+from headrace.base.units import format_bytes
+from headrace.engine.memory import read_available_bytes
 from headrace.engine.quality import Distributions, QualityReport, Subject, compare
 from headrace.engine.quantize import QUANTIZATIONS, check_precision
-from headrace.engine.weight_plan import plan_weights
+from headrace.engine.weight_plan import plan_weights, weight_bytes
+from headrace.program.ir import Program
+from headrace.program.model import Architecture
 from headrace.program.spec import build_program, spec_from_files
 from headrace.registry.model import ModelFiles, open_model
 from headrace.text.tokenizer import Tokenizer
@@ -30,6 +34,8 @@ MAX_TEXT_BYTES = 2**20
 _WINDOW_TOKENS = 512
 """The text is read in pieces of this length, each with the model's opening token in front."""
 _LEAST_POSITIONS = 16
+_SPARE_BYTES = 512 * 2**20
+"""Activations, KV pages, the reference's 256 most likely tokens per position, and the rows of one weight in the making."""
 
 Progress = Callable[[str, int, int], None]
 """Called with what runs, positions done and in all."""
@@ -106,6 +112,7 @@ def run_quality(
     max_kl: float = MAX_KL,
     threads: int = 2,
     isa: str | None = None,
+    available_bytes: int | None = None,
     progress: Progress = lambda what, done, total: None,
 ) -> QualityBench:
     """Measures the model at ``path`` in each quantisation against its exact path.
@@ -114,9 +121,12 @@ def run_quality(
         text_name: what the report calls the text.
         positions: next tokens that are predicted, at most; the text may be shorter.
         max_kl: limit of the mean divergence, nats.
+        available_bytes: memory that may be taken; None measures it.
 
     Raises:
         ConfigError: an unknown quantisation, or a text too short to say anything.
+        ModelUnsupportedError: not a decoder-only model.
+        ModelTooLargeError: its exact path does not fit.
         ModelError, MachineError: as loading a model.
 
     Cost: loads the model once per distinct quantisation and once in f32 (four bytes a weight); on two cores of 2020
@@ -128,6 +138,13 @@ def run_quality(
         check_precision("bf16", quantization)
     files = open_model(path)
     spec = spec_from_files(files)
+    if spec.architecture is not Architecture.DECODER_ONLY:
+        raise ModelUnsupportedError(
+            f"{path}: is {spec.architecture.value}; only models that predict next tokens compare"
+        )
+    _check_fits(
+        files, build_program(spec), path, read_available_bytes() if available_bytes is None else available_bytes
+    )
     texts = text_windows(files, text, min(_WINDOW_TOKENS, spec.context_tokens), positions)
     total = sum(len(window) - 1 for window in texts)
     used_isa = isa or best_isa()
@@ -170,6 +187,15 @@ def run_quality(
         is_within=all(row.is_within(max_kl) for row in measured),
         measured=tuple(measured),
     )
+
+
+def _check_fits(files: ModelFiles, program: Program, path: Path, available_bytes: int) -> None:
+    needed = weight_bytes(files, program, "fp32", "none") + _SPARE_BYTES
+    if needed > available_bytes:
+        raise ModelTooLargeError(
+            f"{path}: the exact path takes {format_bytes(needed)} (four bytes a weight, {format_bytes(_SPARE_BYTES)} "
+            f"beside them), {format_bytes(available_bytes)} of memory are free: measure on a larger machine"
+        )
 
 
 def text_windows(files: ModelFiles, text: str, size: int, positions: int) -> list[list[int]]:

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from headrace.base.errors import ConfigError
+from headrace.base.errors import ConfigError, ModelTooLargeError, ModelUnsupportedError
 from headrace.cli.main import app
 from headrace.engine.quality_bench import QualityBench, quality_table, read_text, run_quality, shipped_text
 from headrace.testing.tiny import write_tiny_gguf, write_tiny_llama
+from headrace.testing.tiny_bert import write_tiny_bert
 
 TEXT = "the cat sat on the mat and the dog ran " * 40
 
@@ -77,6 +78,18 @@ def test_long_texts_are_read_in_windows_up_to_the_positions_wanted(tiny: Path) -
 def test_a_text_too_short_to_say_anything_is_refused(tiny: Path) -> None:
     with pytest.raises(ConfigError, match="positions to compare, at least 16 are needed"):
         run_quality(tiny, "cat", text_name="short")
+
+
+def test_a_model_whose_exact_path_does_not_fit_is_refused_with_the_arithmetic(tiny: Path) -> None:
+    with pytest.raises(ModelTooLargeError, match=r"takes 51\d\.\d MiB \(four bytes a weight.*, 1\.0 MiB of memory are"):
+        run_quality(tiny, TEXT, text_name="cats", available_bytes=2**20)
+
+
+def test_an_encoder_is_refused(tmp_path: Path) -> None:
+    write_tiny_bert(tmp_path / "bert")
+
+    with pytest.raises(ModelUnsupportedError, match="is encoder-only; only models that predict next tokens do"):
+        run_quality(tmp_path / "bert", TEXT, text_name="cats")
 
 
 def test_the_shipped_text_is_plain_english_prose() -> None:
