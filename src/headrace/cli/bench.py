@@ -98,8 +98,8 @@ def quality(
 
     The model reads a text and predicts every next token, once on the exact path (fp32) and once per quantisation.
     Perplexity is of the text itself; lower is better, and it should hardly rise. Mean KL is how far the predictions
-    moved, in nats: 0.001 is hardly measurable in answers, 0.02 is the limit that int4 keeps on the demo model, and 0.1 is felt. Top-1 is how
-    often the most likely token stayed the same, which is what greedy answers follow.
+    moved, in nats: 0.001 is hardly measurable in answers, 0.02 is what int4 keeps on the demo model, 0.1 is felt. Top-1
+    is how often the most likely token stayed the same, which is what greedy answers follow.
 
     A file that is quantised already is compared with its own dequantised weights, so its loss against the model it was
     made of is not in the figures. The exact path takes four bytes of memory per weight.

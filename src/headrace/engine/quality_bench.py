@@ -35,7 +35,7 @@ _WINDOW_TOKENS = 512
 """The text is read in pieces of this length, each with the model's opening token in front."""
 _LEAST_POSITIONS = 16
 _SPARE_BYTES = 512 * 2**20
-"""Activations, KV pages, the reference's 256 most likely tokens per position, and the rows of one weight in the making."""
+"""Activations, KV pages, the reference's 256 most likely tokens per position, and one weight in the making."""
 
 Progress = Callable[[str, int, int], None]
 """Called with what runs, positions done and in all."""
@@ -139,12 +139,9 @@ def run_quality(
     files = open_model(path)
     spec = spec_from_files(files)
     if spec.architecture is not Architecture.DECODER_ONLY:
-        raise ModelUnsupportedError(
-            f"{path}: is {spec.architecture.value}; only models that predict next tokens compare"
-        )
-    _check_fits(
-        files, build_program(spec), path, read_available_bytes() if available_bytes is None else available_bytes
-    )
+        raise ModelUnsupportedError(f"{path}: is {spec.architecture.value}; only models that predict next tokens do")
+    free_bytes = read_available_bytes() if available_bytes is None else available_bytes
+    _check_fits(files, build_program(spec), path, free_bytes)
     texts = text_windows(files, text, min(_WINDOW_TOKENS, spec.context_tokens), positions)
     total = sum(len(window) - 1 for window in texts)
     used_isa = isa or best_isa()
