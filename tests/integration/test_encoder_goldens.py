@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 import pytest
@@ -14,10 +15,19 @@ from headrace.kernels.vm import available_isas
 from headrace.program.spec import spec_from_config
 from headrace.testing.logits import vm_vectors
 from headrace.testing.tiny_blocks import encode
-from headrace.testing.tiny_families import ENCODER_LENGTHS, ENCODERS, text, tiny_weights, write_tiny_family
+from headrace.testing.tiny_families import (
+    ENCODER_LENGTHS,
+    ENCODERS,
+    text,
+    tiny_gguf_weights,
+    tiny_weights,
+    write_tiny_family,
+    write_tiny_family_gguf,
+)
 from headrace.testing.tiny_files import safetensors_bytes
 
-GOLDENS = np.load(Path(__file__).parents[1] / "golden" / "families.npz")
+FOLDER = Path(__file__).parents[1] / "golden"
+GOLDENS = np.load(FOLDER / "families.npz")
 BOUND = 1e-4
 TEXTS = [text()[:length] for length in ENCODER_LENGTHS]
 
@@ -43,6 +53,21 @@ def test_a_text_alone_has_the_same_bits_as_in_company(tmp_path: Path, case: str)
 
     for index, alone in enumerate(TEXTS):
         np.testing.assert_array_equal(vm_vectors(folder, [alone])[0], together[index])
+
+
+@pytest.mark.parametrize("case", ["bert", "roberta"])
+def test_a_gguf_file_is_the_converters_and_gives_the_same_vectors(tmp_path: Path, case: str) -> None:
+    converted = json.loads((FOLDER / "families_gguf.json").read_text())[case]
+    metadata = {"general.architecture": converted["architecture"], **converted["metadata"]}
+
+    path = write_tiny_family_gguf(tmp_path / f"{case}.gguf", case, metadata)
+
+    made = {
+        name: [*values.shape, f"{crc32(values.tobytes()):08x}"]
+        for name, values in tiny_gguf_weights(ENCODERS[case]).items()
+    }
+    assert made == converted["tensors"]
+    assert relative_error(case, vm_vectors(path, TEXTS)) <= BOUND
 
 
 WITHOUT = [

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from headrace.program.families.registry import family_of
 from headrace.program.families.source import Role, Source
 from headrace.program.ir import WeightSpec
-from headrace.program.model import RopeKind, RopeSpec
+from headrace.program.model import Architecture, RopeKind, RopeSpec
 from headrace.program.spec import build_program, spec_from_config
 from headrace.testing import tiny_blocks
 from headrace.testing.tiny import permute_rows
@@ -250,6 +250,10 @@ def tiny_gguf_weights(config: dict[str, Any]) -> dict[str, NDArray[np.float32]]:
     """Returns the same model's tensors by GGUF name, changed as llama.cpp's converter changes them."""
     spec = spec_from_config(config)
     stored = tiny_weights(config)
+    if spec.architecture is Architecture.ENCODER_ONLY:
+        stored["embeddings.position_embeddings.weight"] = stored["embeddings.position_embeddings.weight"][
+            spec.position_offset :
+        ]
     architecture = config["architectures"][0]
     is_interleaved = architecture.startswith(("Granite", "Llama", "Mistral", "Mixtral", "SmolLM3"))
     tensors: dict[str, NDArray[np.float32]] = {}
@@ -319,7 +323,21 @@ _GGUF_STEMS = {
     "down_proj": "ffn_down_exps",
     "w2": "ffn_down_exps",
 }
+_GGUF_ENCODER_STEMS = {
+    "attention.self.query": "attn_q",
+    "attention.self.key": "attn_k",
+    "attention.self.value": "attn_v",
+    "attention.output.dense": "attn_output",
+    "attention.output.LayerNorm": "attn_output_norm",
+    "intermediate.dense": "ffn_up",
+    "output.dense": "ffn_down",
+    "output.LayerNorm": "layer_output_norm",
+}
 _GGUF_WHOLE = {
+    "embeddings.word_embeddings": "token_embd",
+    "embeddings.position_embeddings": "position_embd",
+    "embeddings.token_type_embeddings": "token_types",
+    "embeddings.LayerNorm": "token_embd_norm",
     "model.embed_tokens": "token_embd",
     "transformer.wte": "token_embd",
     "transformer.wpe": "position_embd",
@@ -334,6 +352,9 @@ def _gguf_name(name: str, is_gemma: bool = False) -> str:
     stem, _, suffix = name.rpartition(".")
     if stem in _GGUF_WHOLE:
         return f"{_GGUF_WHOLE[stem]}.{suffix}"
+    if stem.startswith("encoder.layer."):
+        _, _, layer, inner = stem.split(".", 3)
+        return f"blk.{layer}.{_GGUF_ENCODER_STEMS[inner]}.{suffix}"
     words = stem.removeprefix("model.layers.").removeprefix("transformer.h.").split(".")
     layer, inner = words[0], ".".join(words[1:])
     if ".experts." in inner:
@@ -349,7 +370,10 @@ def write_tiny_family_gguf(path: Path, case: str, metadata: dict[str, Any]) -> P
     Args:
         metadata: ``general.architecture`` and the architecture's own keys, as llama.cpp's converter writes them.
     """
-    tensors = {name: tiny_blocks.encode(values, "F32") for name, values in tiny_gguf_weights(CASES[case]).items()}
+    tensors = {
+        name: tiny_blocks.encode(values, "F32")
+        for name, values in tiny_gguf_weights({**CASES, **ENCODERS}[case]).items()
+    }
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(gguf_bytes(metadata, tensors))
     return path

@@ -1,7 +1,7 @@
 """BERT and its kin: post-norm encoder blocks with learned positions; one vector for each sequence comes out.
 
 Covers BertModel (MiniLM, BGE, E5, GTE), RobertaModel, XLMRobertaModel and DistilBertModel, and the masked-LM classes
-that the same files are often published as: their heads are left aside, as is BERT's own pooler.
+that the same files are often published as: their heads are left aside, as is BERT's pooler. GGUF's ``bert`` is read.
 """
 
 from __future__ import annotations
@@ -9,16 +9,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TypedDict
 
-from headrace.base.errors import ModelUnsupportedError
 from headrace.program.builder import Builder
-from headrace.program.families.checks import EPS, HINT, LIMITS, checked, unsupported
+from headrace.program.families.checks import EPS, LIMITS, checked, unsupported
 from headrace.program.families.config_json import activation
-from headrace.program.families.gguf_metadata import Tensors
+from headrace.program.families.gguf_metadata import Tensors, own_keys, spec_of_gguf
 from headrace.program.families.source import Names, Role, Source
 from headrace.program.ir import NONE, Part, Program
 from headrace.program.keys import Keys
 from headrace.program.model import Architecture, ModelSpec
-from headrace.program.opcodes import Epilogue, Norm, Pooling
+from headrace.program.opcodes import Activation, Epilogue, Norm, Pooling
 
 __all__ = ["NAME", "build", "sources", "spec_from_config", "spec_from_gguf"]
 
@@ -56,6 +55,23 @@ _DISTILBERT = Names(
         "mlp_norm": "output_layer_norm",
     },
 )
+_GGUF = Names(
+    "blk.{}.",
+    {"embed": "token_embd", "positions": "position_embd", "types": "token_types", "embed_norm": "token_embd_norm"},
+    {
+        "q": "attn_q",
+        "k": "attn_k",
+        "v": "attn_v",
+        "o": "attn_output",
+        "attention_norm": "attn_output_norm",
+        "up": "ffn_up",
+        "down": "ffn_down",
+        "mlp_norm": "layer_output_norm",
+    },
+)
+# llama.cpp's numbers; where a file asks for no pooling, the mean is ours.
+_GGUF_MEAN = 1
+_GGUF_POOLINGS = {0: Pooling.MEAN, _GGUF_MEAN: Pooling.MEAN, 2: Pooling.FIRST, 3: Pooling.LAST}
 # What each spells the sizes: layers, width, heads, MLP, activation, and the epsilon it assumes.
 _KEYS = ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "hidden_act")
 _DISTILBERT_KEYS = ("n_layers", "dim", "n_heads", "hidden_dim", "activation")
@@ -129,9 +145,35 @@ def spec_from_config(architecture: str, keys: Keys, generation: Keys) -> ModelSp
 
 
 def spec_from_gguf(keys: Keys, tensors: Tensors) -> ModelSpec:
-    """Refuses: GGUF encoders are not read."""
-    raise ModelUnsupportedError(
-        f"{keys.source}: encoders in GGUF are not read yet: use the model's safetensors folder", hint=HINT
+    """Returns the spec that GGUF metadata of architecture ``bert`` describes; raises as ``spec_of_gguf``.
+
+    RoBERTa comes under this name too; the converter has cut its first rows of positions off.
+    """
+    own = own_keys(keys)
+    if own.boolean("attention.causal", False):
+        raise unsupported(own, "attention.causal", True, "false")
+    spec = spec_of_gguf(NAME, keys, own, tensors, eps="attention.layer_norm_epsilon")
+    pooling = own.integer("pooling_type", 0, 4, default=_GGUF_MEAN)
+    if pooling not in _GGUF_POOLINGS:
+        raise unsupported(own, "pooling_type", pooling, "none, mean, cls and last (0 to 3)")
+    types = tensors.get("token_types.weight")
+    return checked(
+        keys.source,
+        replace(
+            spec,
+            architecture=Architecture.ENCODER_ONLY,
+            rope=None,
+            norm=Norm.LAYER,
+            has_norm_bias=True,
+            activation=Activation.GELU_ERF,
+            is_gated=False,
+            has_learned_positions=True,
+            has_attention_bias=True,
+            has_output_bias=True,
+            has_mlp_bias=True,
+            token_types=0 if types is None else int(types.shape[0]),
+            pooling=_GGUF_POOLINGS[pooling],
+        ),
     )
 
 
@@ -179,8 +221,11 @@ def _block(b: Builder, index: int, x: int) -> tuple[int, _NormWeights]:
 
 def sources(spec: ModelSpec, role: str, kind: str) -> tuple[Source, ...]:
     """Returns where a file may keep a role: with the model's own prefix, or without; DistilBERT's names last."""
-    if Role.of(role).name not in _BERT.top and Role.of(role).name not in _BERT.layer:
+    at = Role.of(role)
+    if at.name not in (_BERT.top if at.layer < 0 else _BERT.layer):
         return ()
+    if kind == "gguf":
+        return (_GGUF.source(role),)
     plain = [_BERT.source(role), _DISTILBERT.source(role)]
     prefixes = ("", "bert.", "roberta.", "distilbert.")
     return tuple(replace(source, name=f"{prefix}{source.name}") for source in plain for prefix in prefixes)

@@ -83,6 +83,7 @@ HF_FAMILIES: dict[str, Family] = {
     "XLMRobertaModel": bert,
 }
 GGUF_FAMILIES: dict[str, Family] = {
+    "bert": bert,
     "gemma2": gemma2,
     "gemma3": gemma3,
     "gpt2": gpt2,
@@ -122,8 +123,8 @@ def _find(table: dict[str, Family], source: str, architecture: str) -> Family:
     if (family := table.get(architecture)) is None:
         known = ", ".join(sorted({family.NAME for family in table.values()}))
         raise ModelUnsupportedError(
-            f"{source}: no program is written for architecture {show(architecture)}; the native engine has the families "
-            f"{known}: `--engine vllm` may run it",
+            f"{source}: no program is written for architecture {show(architecture)}; the native engine has the "
+            f"families {known}: `--engine vllm` may run it",
             hint="--engine vllm may run this model",
         )
     return family
