@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,9 +17,22 @@ from headrace.program.families.registry import FAMILIES, GGUF_FAMILIES
 from headrace.program.families.source import Source
 from headrace.program.model import ModelSpec, RopeKind
 from headrace.program.opcodes import Activation, Norm
-from headrace.program.spec import build_program, spec_from_config
+from headrace.program.spec import build_program, spec_from_config, spec_from_gguf
 from headrace.program.verify import verify
 from headrace.testing.tiny_families import CASES, ENCODERS
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A stored tensor by its header."""
+
+    shape: tuple[int, ...]
+    dtype: str = "F32"
+
+    @property
+    def data(self) -> np.ndarray:
+        return np.ones(self.shape, np.float32).view(np.uint8)
+
 
 GEMMA3_270M = {
     "architectures": ["Gemma3ForCausalLM"],
@@ -220,18 +237,42 @@ HOSTILE = st.one_of(
 EXTRA = ["rope_scaling", "rope_parameters", "layer_types", "no_rope_layers", "mlp_only_layers", "sliding_window"]
 
 
-@pytest.mark.parametrize("case", CASES)
+ALL = {**CASES, **ENCODERS}
+
+
+@pytest.mark.parametrize("case", ALL)
 @given(data=st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_any_config_of_a_family_gives_a_spec_or_a_model_error(case: str, data: st.DataObject) -> None:
-    change = data.draw(st.dictionaries(st.sampled_from([*CASES[case], *EXTRA]), HOSTILE, max_size=3))
+    change = data.draw(st.dictionaries(st.sampled_from([*ALL[case], *EXTRA]), HOSTILE, max_size=3))
     change.pop("architectures", None)
     try:
-        spec = spec_from_config({**CASES[case], **change})
+        spec = spec_from_config({**ALL[case], **change})
     except ModelError:
         return
 
     assert 0 < spec.width <= 2**16
+    assert all(spec.layer(index).hidden > 0 for index in range(spec.layers))
+
+
+CONVERTED = json.loads((Path(__file__).parents[2] / "golden" / "families_gguf.json").read_text())
+
+
+@pytest.mark.parametrize("case", CONVERTED)
+@given(data=st.data())
+@settings(max_examples=40, deadline=None)
+def test_any_gguf_metadata_of_a_family_gives_a_spec_or_a_model_error(case: str, data: st.DataObject) -> None:
+    metadata = {"general.architecture": CONVERTED[case]["architecture"], **CONVERTED[case]["metadata"]}
+    prefix = CONVERTED[case]["architecture"] + "."
+    extra = ["attention.sliding_window_pattern", "rope.scaling.type", "expert_count", "pooling_type", "vocab_size"]
+    keys = [*CONVERTED[case]["metadata"], *(prefix + key for key in extra)]
+    change = data.draw(st.dictionaries(st.sampled_from(keys), HOSTILE, max_size=3))
+    tensors = {name: Shape(tuple(shape[:-1])) for name, shape in CONVERTED[case]["tensors"].items()}
+    try:
+        spec = spec_from_gguf({**metadata, **change}, tensors)
+    except ModelError:
+        return
+
     assert all(spec.layer(index).hidden > 0 for index in range(spec.layers))
 
 
