@@ -97,7 +97,7 @@ def models(table: Table) -> str:
     exact = parameters(GOLDENS, "test_logits_are_those_of_transformers", "case")
     encoders = parameters(ENCODER_GOLDENS, "test_vectors_are_those_of_transformers", "case")
     converted = json.loads((TESTS / "golden/families_gguf.json").read_text())
-    gguf = [case for case in converted if case in CASES]
+    gguf = list(converted)
     every_isa = [*parameters(GOLDENS, "test_every_instruction_set_gives_the_same_model", "case"), *encoders]
     contract = parameters(CONTRACT, "test_a_family_keeps_the_contract", "case")
     contract += parameters(ENCODER_GOLDENS, "test_a_text_alone_has_the_same_bits_as_in_company", "case")

@@ -112,7 +112,7 @@ def test_short_factors_of_longrope_serve_the_original_context(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("isa", available_isas())
-@pytest.mark.parametrize("case", ["gemma3", "phi3_longrope", "mixtral", "gpt2"])
+@pytest.mark.parametrize("case", CASES)
 def test_every_instruction_set_gives_the_same_model(tmp_path: Path, case: str, isa: str) -> None:
     folder = write_tiny_family(tmp_path / case, case)
 
