@@ -113,6 +113,18 @@ def test_files_with_a_masked_language_model_give_the_same_vectors(
     assert relative_error(case, vm_vectors(tmp_path, TEXTS)) <= BOUND
 
 
+def test_a_decoder_that_makes_vectors_comes_with_and_without_prefix_and_head(tmp_path: Path) -> None:
+    folder = write_tiny_family(tmp_path / "m", "qwen3_embedding")
+    tensors = {
+        name.removeprefix("model."): values for name, values in tiny_weights(ENCODERS["qwen3_embedding"]).items()
+    }
+    del tensors["lm_head.weight"]  # which the folder's own file has
+    stored = {name: encode(values, "F32") for name, values in tensors.items()}
+    (folder / "model.safetensors").write_bytes(safetensors_bytes(stored))
+
+    assert relative_error("qwen3_embedding", vm_vectors(folder, TEXTS)) <= BOUND
+
+
 REFUSED = [
     ("albert", {"num_hidden_groups": 2}, "num_hidden_groups"),
     ("albert", {"position_embedding_type": "relative_key"}, "position_embedding_type"),

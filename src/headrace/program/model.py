@@ -117,6 +117,7 @@ class ModelSpec:
         position_offset: row of the learned positions that position 0 has.
         token_types: rows of the table of token types, 0 without one.
         pooling: encoders: how the rows of a sequence become its vector.
+        is_causal: encoders: a row sees what is before it only (decoders that make vectors); decoders always do.
         per_layer: empty when all layers are alike.
     """
 
@@ -159,6 +160,7 @@ class ModelSpec:
     position_offset: int = 0
     token_types: int = 0
     pooling: Pooling = Pooling.MEAN
+    is_causal: bool = False
     per_layer: tuple[LayerSpec, ...] = ()
 
     def layer(self, index: int) -> LayerSpec:

@@ -195,6 +195,8 @@ ENCODERS: dict[str, dict[str, Any]] = {
         "n_layers": 3,
         "max_position_embeddings": 128,
     },
+    "qwen3_embedding": _case("Qwen3ForCausalLM", "qwen3", _BASE),
+    "mistral_embedding": _case("MistralForCausalLM", "mistral", _BASE, sliding_window=24),
     "albert": _case("AlbertModel", "albert", _ENCODER, embedding_size=32),
     "modernbert": _case("ModernBertModel", "modernbert", _ENCODER, local_attention=16, num_hidden_layers=4),
     "modernbert_biases": _case(
@@ -208,7 +210,9 @@ ENCODERS: dict[str, dict[str, Any]] = {
         classifier_pooling="mean",
     ),
 }
-"""config.json of the encoders, by case."""
+"""config.json of the encoders, by case; decoders among them come with a pooling."""
+LAST_TOKEN = {"word_embedding_dimension": 64, "pooling_mode_lasttoken": True}
+"""The pooling of decoders that make vectors."""
 ENCODER_LENGTHS = (1, 37, 100)
 """Tokens of the texts whose vectors the golden holds; each is a start of ``text()``."""
 
@@ -386,4 +390,10 @@ def write_tiny_family(folder: Path, case: str, *, dtype: str = "F32") -> Path:
     tensors = {name: tiny_blocks.encode(values, dtype) for name, values in tiny_weights(config).items()}
     (folder / "model.safetensors").write_bytes(safetensors_bytes(tensors, metadata={"format": "pt"}))
     (folder / "config.json").write_text(json.dumps(config, indent=1))
+    if case.endswith("_embedding"):
+        (folder / "modules.json").write_text(
+            json.dumps([{"type": "sentence_transformers.models.Pooling", "path": "1_Pooling"}])
+        )
+        (folder / "1_Pooling").mkdir(exist_ok=True)
+        (folder / "1_Pooling" / "config.json").write_text(json.dumps(LAST_TOKEN))
     return folder

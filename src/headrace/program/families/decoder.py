@@ -9,12 +9,12 @@ from typing import TypedDict
 
 from headrace.program.builder import Builder
 from headrace.program.ir import NONE, Part, Program
-from headrace.program.model import LayerSpec, ModelSpec, RopeSpec
+from headrace.program.model import Architecture, LayerSpec, ModelSpec, RopeSpec
 from headrace.program.opcodes import LANES, Epilogue, Norm
 
 
 def build(spec: ModelSpec) -> Program:
-    """Returns the program of one step: 4 to 7 instructions per layer between the embedding and the head."""
+    """Returns the program of one step: 4 to 7 instructions per layer, then the head, or what makes a vector."""
     b = Builder(spec)
     table = b.matrix("embed", spec.width, Part("embed", spec.vocab_size))
     positions = NONE
@@ -25,6 +25,9 @@ def build(spec: ModelSpec) -> Program:
     for index in range(spec.layers):
         Block(b, index, x).add(ropes[index])
     norms = norm_of(b, "final_norm")
+    if spec.architecture is Architecture.ENCODER_ONLY:
+        b.pool("vectors", x, pooling=spec.pooling, is_normalised=True, **norms, norm=spec.norm)
+        return b.program()
     head = table if spec.is_tied else b.matrix("head", spec.width, Part("head", spec.vocab_size))
     b.head(x, head, **norms, norm=spec.norm, scale=spec.logit_scale, softcap=spec.logit_softcap)
     return b.program()
@@ -107,7 +110,13 @@ class Block:
             q_norm=self._vector("q_norm", shape.head_size) if spec.has_qk_norm else NONE,
             k_norm=self._vector("k_norm", shape.head_size) if spec.has_qk_norm else NONE,
         )
-        mixed = b.attention(f"{at}.attention", q, layer=self.index, softcap=spec.attention_softcap)
+        mixed = b.attention(
+            f"{at}.attention",
+            q,
+            layer=self.index,
+            softcap=spec.attention_softcap,
+            is_bidirectional=spec.architecture is Architecture.ENCODER_ONLY and not spec.is_causal,
+        )
         self._add_product("o", mixed, q_size, spec.has_output_bias, "attention_out_norm")
 
     def _mlp(self) -> None:

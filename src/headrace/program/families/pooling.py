@@ -19,14 +19,17 @@ _NAMES = {"cls": Pooling.FIRST, "mean": Pooling.MEAN, "lasttoken": Pooling.LAST}
 
 
 def with_pooling(spec: ModelSpec, keys: Keys) -> ModelSpec:
-    """Returns the spec with the pooling that a ``1_Pooling/config.json`` asks for; decoders are left as they are.
+    """Returns the spec with the pooling that a ``1_Pooling/config.json`` asks for.
+
+    A decoder that comes with one makes vectors (Qwen3-Embedding, E5-Mistral): it is an encoder whose rows see backwards
+    only, and has no head.
 
     Raises:
         ModelFormatError: the width is another, or no mode is chosen.
         ModelUnsupportedError: a mode that no instruction has, or several at once.
     """
-    if spec.architecture is not Architecture.ENCODER_ONLY:
-        return spec
+    if spec.architecture is Architecture.DECODER_ONLY:
+        spec = replace(spec, architecture=Architecture.ENCODER_ONLY, is_causal=True)
     if keys.integer("word_embedding_dimension", 1, 2**20, default=spec.width) != spec.width:
         raise keys.refuse("word_embedding_dimension", f"but the model's width is {spec.width}")
     if keys.has("pooling_mode"):

@@ -136,14 +136,15 @@ _GGUF = Names(
 
 
 def hf_source(role: str, names: Names = HF_NAMES) -> tuple[Source, ...]:
-    """Returns the one place of ``role`` in a file of transformers."""
-    return (names.source(role),)
+    """Returns the places of ``role`` in a file of transformers; one of the model without its head lacks the prefix."""
+    plain = names.source(role)
+    return (plain, replace(plain, name=plain.name.removeprefix("model.")))
 
 
 def beside_vision(plain: Source) -> tuple[Source, ...]:
     """Returns the places of a language model's weight, with and without a vision tower in the same files."""
     inner = plain.name.removeprefix("model.")
-    names = (plain.name, f"language_model.{plain.name}", f"model.language_model.{inner}")
+    names = (plain.name, f"language_model.{plain.name}", f"model.language_model.{inner}", inner)
     return tuple(replace(plain, name=name) for name in names)
 
 
