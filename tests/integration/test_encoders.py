@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,20 +15,20 @@ from headrace.engine.loader import inspect, load
 from headrace.kernels.vm import available_isas
 from headrace.protocol.frames import Encode, Encoded
 from headrace.protocol.launch import WorkerLaunch
-from headrace.testing.tiny_bert import POSITIONS, WORDS, tiny_bert_vector, write_tiny_bert
+from headrace.testing.tiny_bert import POSITIONS, WORDS, tiny_bert_scores, tiny_bert_vector, write_tiny_bert
 
 RANDOM = np.random.default_rng(5)
 TEXTS = [RANDOM.integers(0, len(WORDS), length).tolist() for length in (1, 5, 31, 32, 33, POSITIONS, 2, 17)]
 
 
-def vectors(folder: Path, texts: list[list[int]], **launch: object) -> np.ndarray:
+def vectors(folder: Path, texts: list[list[int]], second_starts: Sequence[int] = (), **launch: object) -> np.ndarray:
     """Returns [texts, width], as the worker would make them."""
     settings = {"socket_fd": -1, "threads": 2, "dtype": "fp32", **launch}
     inspection = inspect(WorkerLaunch(str(folder), "tiny", **settings))  # type: ignore[arg-type]  # named fields
     loaded = load(inspection, SystemClock())
     assert inspection.encode_config is not None
     scheduler = EncodeScheduler(inspection.encode_config)
-    scheduler.submit(0, Encode("r", texts), 0.0)
+    scheduler.submit(0, Encode("r", texts, second_starts=list(second_starts)), 0.0)
     while (plan := scheduler.plan(0.0)) is not None:
         scheduler.complete(plan, loaded.executor.run(plan), 0.0)
     events = [event for event in scheduler.take_events()[0] if isinstance(event, Encoded)]
@@ -96,3 +97,16 @@ def test_a_pooling_that_cannot_be_computed_is_refused(
 
     with pytest.raises(error, match=word):
         inspect(WorkerLaunch(str(tmp_path), "tiny", socket_fd=-1))
+
+
+@pytest.mark.parametrize("labels", [1, 3, 16])
+def test_scores_of_classes_are_the_definition(tmp_path: Path, labels: int) -> None:
+    write_tiny_bert(tmp_path, labels=labels)
+    starts = [1, 2, 31, 20, 33, 7, 2, 9]
+
+    got = vectors(tmp_path, TEXTS, second_starts=starts)
+
+    expected = [
+        tiny_bert_scores(ids, labels=labels, second_start=start) for ids, start in zip(TEXTS, starts, strict=True)
+    ]
+    assert np.abs(got - np.stack(expected)).max() < 1e-4

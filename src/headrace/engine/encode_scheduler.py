@@ -77,6 +77,12 @@ class Item(NamedTuple):
         """Its tokens."""
         return self.request.encode.inputs[self.number]
 
+    @property
+    def second_start(self) -> int:
+        """Where its second text begins; its length where it has none."""
+        starts = self.request.encode.second_starts
+        return starts[self.number] if starts else len(self.ids)
+
 
 @dataclass(frozen=True, slots=True)
 class EncodePlan:

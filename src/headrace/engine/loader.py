@@ -71,7 +71,7 @@ class Inspection:
         max_rows = _max_rows(self.launch, self.spec, self.pool.context_tokens)
         return EncodeConfig(
             vocab_size=self.spec.vocab_size,
-            width=self.spec.width,
+            width=len(self.spec.labels) or self.spec.width,
             context_tokens=self.pool.context_tokens,
             max_sequences=max(self.launch.max_sequences, max_rows // _SHORT_TEXT_TOKENS),
             max_step_tokens=max_rows,
@@ -220,7 +220,13 @@ def load(inspection: Inspection, clock: Clock, progress: Progress = lambda stage
         index = result(inspection.program)
         assert index is not None, "an encoder's program ends in its vectors"
         offset = inspection.encoded.buffer(inspection.program.buffers[index].name).offset
-        executor = EncodeExecutor(vm, offset=offset, width=config.width, max_rows=config.max_step_tokens)
+        executor = EncodeExecutor(
+            vm,
+            offset=offset,
+            width=config.width,
+            max_rows=config.max_step_tokens,
+            has_types=spec.token_types > 1,
+        )
         _warm_up_encoder(executor, config, pace, clock)
     else:
         executor = make_executor(vm, config)

@@ -69,6 +69,10 @@ def check_encode(encode: Encode, *, vocab_size: int, context_tokens: int, width:
                 param="input",
             )
         _check_ids("input", ids, vocab_size)
+    if encode.second_starts:
+        _check_range("second_starts", len(encode.second_starts), len(encode.inputs), len(encode.inputs))
+        for ids, start in zip(encode.inputs, encode.second_starts, strict=True):
+            _check_range("second_starts", start, 0, len(ids))
     if encode.dimensions is not None:
         _check_range("dimensions", encode.dimensions, 1, width)
     _check_range("timeout_s", encode.timeout_s, 0.0, MAX_TIMEOUT_S)

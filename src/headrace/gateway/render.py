@@ -32,6 +32,10 @@ class Tokenizer(Protocol):
         """Gives at most ``limit_tokens`` ids of the text's beginning, special ones among them."""
         ...
 
+    def encode_pair(self, first: str, second: str, limit_tokens: int, *, is_cut: bool) -> tuple[list[int], int]:
+        """Gives the ids of two texts as one input, and where the second one's begin."""
+        ...
+
     def token_bytes(self, token_id: int) -> bytes:
         """Gives the bytes of one token."""
         ...

@@ -118,6 +118,7 @@ class ModelSpec:
         token_types: rows of the table of token types, 0 without one.
         pooling: encoders: how the rows of a sequence become its vector.
         is_causal: encoders: a row sees what is before it only (decoders that make vectors); decoders always do.
+        labels: encoders that classify: the names of their classes, whose scores come out instead of a vector.
         per_layer: empty when all layers are alike.
     """
 
@@ -161,6 +162,7 @@ class ModelSpec:
     token_types: int = 0
     pooling: Pooling = Pooling.MEAN
     is_causal: bool = False
+    labels: tuple[str, ...] = ()
     per_layer: tuple[LayerSpec, ...] = ()
 
     def layer(self, index: int) -> LayerSpec:

@@ -65,12 +65,13 @@ def parse_embeddings(body: bytes) -> EmbeddingRequest:
         inputs=inputs,
         is_base64=form == "base64",
         dimensions=fields.integer("dimensions", 1, _MAX_DIMENSIONS),
-        truncate_tokens=_truncation(fields),
+        truncate_tokens=truncation(fields),
         unknown=fields.unknown(),
     )
 
 
-def _truncation(fields: Fields) -> int | None:
+def truncation(fields: Fields) -> int | None:
+    """Gives ``truncate_prompt_tokens``: None where absent, a number above any context for the model's own limit."""
     truncate = fields.integer("truncate_prompt_tokens", _MODEL_LIMIT, MAX_TOKEN_ID)
     if truncate == 0:
         raise fields.wrong("truncate_prompt_tokens", 0, "at least 1, or -1 for the model's limit")
@@ -131,7 +132,7 @@ class _Answer(msgspec.Struct, frozen=True):
     object: Literal["list"] = "list"
 
 
-def embeddings_body(request: EmbeddingRequest, vectors: Sequence[bytes], prompt_tokens: int) -> bytes:
+def embeddings_body(request: EmbeddingRequest, model: str, vectors: Sequence[bytes], prompt_tokens: int) -> bytes:
     """Writes the answer. Cost: about 40 µs a vector of 384 numbers, 2 µs in base64.
 
     Args:
@@ -139,7 +140,7 @@ def embeddings_body(request: EmbeddingRequest, vectors: Sequence[bytes], prompt_
     """
     form = _base64 if request.is_base64 else _numbers
     data = [_Vector(form(vector), index) for index, vector in enumerate(vectors)]
-    return _encode(_Answer(data, request.model, _Usage(prompt_tokens, prompt_tokens)))
+    return _encode(_Answer(data, model, _Usage(prompt_tokens, prompt_tokens)))
 
 
 def _base64(vector: bytes) -> str:

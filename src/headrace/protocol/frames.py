@@ -123,6 +123,7 @@ class Encode(msgspec.Struct, tag="encode", tag_field="t", frozen=True, omit_defa
 
     Args:
         inputs: token ids of each, 1 ≤ count ≤ context.
+        second_starts: of pairs of texts, the first token of each input's second text; empty where there are none.
         dimensions: None, or how many leading elements of a vector are wanted; they are brought to length 1 again.
         timeout_s: seconds from receipt after which the worker fails the request with ``generation_timeout``.
         priority: lower runs first; equal ones take turns, one input each.
@@ -130,6 +131,7 @@ class Encode(msgspec.Struct, tag="encode", tag_field="t", frozen=True, omit_defa
 
     request_id: str
     inputs: list[list[int]]
+    second_starts: list[int] = []
     dimensions: int | None = None
     timeout_s: float = 600.0
     priority: int = 0
@@ -222,7 +224,12 @@ class Step(msgspec.Struct, tag="step", tag_field="t", frozen=True):
 
 
 class Welcome(msgspec.Struct, tag="welcome", tag_field="t", frozen=True):
-    """The worker's answer to Hello. ``vector_width``: elements of the vectors it makes, 0 where it generates."""
+    """The worker's answer to Hello.
+
+    Args:
+        vector_width: elements of what it makes of each input of an Encode, 0 where it generates.
+        labels: where these are scores of classes, their names.
+    """
 
     version: int
     pid: int
@@ -231,6 +238,7 @@ class Welcome(msgspec.Struct, tag="welcome", tag_field="t", frozen=True):
     vocab_size: int
     eos_token_ids: list[int]
     vector_width: int = 0
+    labels: list[str] = []
 
 
 class Status(msgspec.Struct, tag="status", tag_field="t", frozen=True, omit_defaults=True):

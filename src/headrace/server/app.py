@@ -9,7 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Final, TypedDict
 
 import msgspec
 from starlette.applications import Starlette
@@ -26,11 +26,13 @@ from headrace.observe.exposition import CONTENT_TYPE, expose
 from headrace.observe.process import WorkerMeter, note_process
 from headrace.protocol.answers import error_body
 from headrace.protocol.anthropic import parse_message
+from headrace.protocol.embeddings import parse_embeddings
 from headrace.protocol.openai import parse_chat, parse_completion
 from headrace.protocol.openapi import build_document
+from headrace.protocol.rerank import ScoreRequest, parse_classify, parse_rerank, parse_score
 from headrace.replica.port import Readiness
 from headrace.server.edge import Edge, Handler
-from headrace.server.embed import EmbedEndpoint
+from headrace.server.encode import Classes, Embeddings, Scores
 from headrace.server.exchange import error_headers
 from headrace.server.generate import GenerateEndpoint, StreamSettings, anthropic_writer, speak_anthropic
 from headrace.server.tokens import JsonEndpoint, TokenPages
@@ -54,6 +56,13 @@ class FrontState:
     is_loopback: bool = True
 
 
+class _Encoding(TypedDict):
+    pipeline: Pipeline
+    recorder: Recorder
+    executor: Executor
+    max_body_bytes: int
+
+
 def public_app(state: FrontState) -> Edge:
     """Makes the application of the public listeners."""
     pages = _Pages(state)
@@ -67,15 +76,25 @@ def public_app(state: FrontState) -> Edge:
     )
     tokens = TokenPages(state.pipeline)
     max_bytes = state.settings.max_body_bytes
+    encoding = _Encoding(
+        pipeline=state.pipeline,
+        recorder=state.recorder,
+        executor=state.executor,
+        max_body_bytes=BATCH_BODY_RATIO * max_bytes,
+    )
+
+    def scores(name: str, parse: Callable[[bytes], ScoreRequest]) -> Scores:
+        return Scores(name, parse, **encoding)
+
     handlers: dict[str, Handler] = {
         "/v1/chat/completions": endpoint("chat", parse_chat),
         "/v1/completions": endpoint("completions", parse_completion),
-        "/v1/embeddings": EmbedEndpoint(
-            pipeline=state.pipeline,
-            recorder=state.recorder,
-            executor=state.executor,
-            max_body_bytes=BATCH_BODY_RATIO * max_bytes,
-        ),
+        "/v1/embeddings": Embeddings("embeddings", parse_embeddings, **encoding),
+        "/v1/classify": Classes("classify", parse_classify, **encoding),
+        "/v1/score": scores("score", parse_score),
+        "/rerank": scores("rerank", parse_rerank),
+        "/v1/rerank": scores("rerank", parse_rerank),
+        "/v2/rerank": scores("rerank", parse_rerank),
         "/v1/messages": endpoint("messages", parse_message, anthropic_writer, prepare=speak_anthropic),
         "/v1/messages/count_tokens": JsonEndpoint(tokens.count_message, max_bytes, speak_anthropic),
         "/tokenize": JsonEndpoint(tokens.tokenize, max_bytes),

@@ -21,19 +21,22 @@ WORDS = tuple(_WORDS.split())
 _ERF = np.vectorize(math.erf, otypes=[np.float64])
 
 
-def write_tiny_bert(folder: Path, *, pooling: str = "mean", prefix: str = "", seed: int = 0) -> None:
+def write_tiny_bert(folder: Path, *, pooling: str = "mean", prefix: str = "", seed: int = 0, labels: int = 0) -> None:
     """Writes the model as transformers and sentence-transformers lay it out; its weights depend on ``seed`` alone.
 
     Args:
         pooling: ``mean`` or ``cls``.
         prefix: before the names of the tensors, e.g. ``bert.``.
+        labels: 0, or the classes of a sequence classification.
     """
     folder.mkdir(parents=True, exist_ok=True)
     weights = {prefix + name: value for name, value in _weights(seed).items()}
+    weights |= _classifier(seed, labels) if labels else {}
     stored = {name: Encoded("F32", value.shape, value.tobytes()) for name, value in weights.items()}
     (folder / "model.safetensors").write_bytes(safetensors_bytes(stored))
     config = {
-        "architectures": ["BertModel"],
+        "architectures": ["BertForSequenceClassification" if labels else "BertModel"],
+        **({"id2label": {str(index): f"class {index}" for index in range(labels)}} if labels else {}),
         "hidden_size": WIDTH,
         "num_attention_heads": HEADS,
         "num_hidden_layers": LAYERS,
@@ -63,7 +66,7 @@ def _tokenizer() -> Tokenizer:
     tokenizer.normalizer = normalizers.BertNormalizer()
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
     )
     # Many published files say so, and a server must not follow them: a text has its own length.
     tokenizer.enable_truncation(6)
@@ -99,8 +102,36 @@ def _weights(seed: int) -> dict[str, npt.NDArray[np.float32]]:
     return weights | product("pooler.dense", WIDTH, WIDTH)
 
 
+def _classifier(seed: int, labels: int) -> dict[str, npt.NDArray[np.float32]]:
+    random = np.random.default_rng(seed + 1)
+    return {
+        "classifier.weight": (random.standard_normal((labels, WIDTH)) * 0.5).astype(np.float32),
+        "classifier.bias": (random.standard_normal(labels) * 0.1).astype(np.float32),
+    }
+
+
+def tiny_bert_scores(ids: Sequence[int], *, labels: int, second_start: int | None = None, seed: int = 0) -> Float64s:
+    """Returns the scores of the classes, [labels], before any softmax.
+
+    Args:
+        second_start: where token type 1 begins; None for one text.
+    """
+    w = {name: value.astype(np.float64) for name, value in {**_weights(seed), **_classifier(seed, labels)}.items()}
+    first = _rows(ids, seed, len(ids) if second_start is None else second_start)[0]
+    pooled = np.tanh(first @ w["pooler.dense.weight"].T + w["pooler.dense.bias"])
+    scores: Float64s = pooled @ w["classifier.weight"].T + w["classifier.bias"]
+    return scores
+
+
 def tiny_bert_vector(ids: Sequence[int], *, pooling: str = "mean", seed: int = 0) -> Float64s:
-    """Returns the vector of one text, [WIDTH] of length 1. Source: Devlin et al., BERT (arXiv 1810.04805)."""
+    """Returns the vector of one text, [WIDTH] of length 1."""
+    rows = _rows(ids, seed, len(ids))
+    row: Float64s = rows[0] if pooling == "cls" else rows.mean(axis=0)
+    return np.asarray(row / np.linalg.norm(row))
+
+
+def _rows(ids: Sequence[int], seed: int, second_start: int) -> Float64s:
+    """Returns what the last layer makes of the tokens. Source: Devlin et al., BERT (arXiv 1810.04805)."""
     w = {name: value.astype(np.float64) for name, value in _weights(seed).items()}
 
     def product(name: str, x: Float64s) -> Float64s:
@@ -114,7 +145,8 @@ def tiny_bert_vector(ids: Sequence[int], *, pooling: str = "mean", seed: int = 0
         return y
 
     x = w["embeddings.word_embeddings.weight"][list(ids)] + w["embeddings.position_embeddings.weight"][: len(ids)]
-    x = norm("embeddings.LayerNorm", x + w["embeddings.token_type_embeddings.weight"][0])
+    types = (np.arange(len(ids)) >= second_start).astype(int)
+    x = norm("embeddings.LayerNorm", x + w["embeddings.token_type_embeddings.weight"][types])
     for index in range(LAYERS):
         at = f"encoder.layer.{index}"
         q, k, v = (
@@ -127,5 +159,4 @@ def tiny_bert_vector(ids: Sequence[int], *, pooling: str = "mean", seed: int = 0
         inner = product(f"{at}.intermediate.dense", x)
         inner = inner * 0.5 * (1 + _ERF(inner / math.sqrt(2)))
         x = norm(f"{at}.output.LayerNorm", x + product(f"{at}.output.dense", inner))
-    row: Float64s = x[0] if pooling == "cls" else x.mean(axis=0)
-    return np.asarray(row / np.linalg.norm(row))
+    return x

@@ -182,6 +182,31 @@ class Tokenizer:
         ids: list[int] = self._inner.post_process(encoding, add_special_tokens=True).ids
         return [*self._prefix, *ids, *self._suffix]
 
+    def encode_pair(self, first: str, second: str, limit_tokens: int, *, is_cut: bool) -> tuple[list[int], int]:
+        """Gives the ids of two texts as the model takes them together, and where token type 1 begins (the second text).
+
+        Args:
+            limit_tokens: the most tokens that are of use.
+            is_cut: the second text, and only then the first, loses its end until they fit. Without, what lies far
+                beyond the limit is left out, and more than ``limit_tokens`` ids tell that they do not fit.
+
+        Raises:
+            RequestError: a text holds lone surrogates.
+        """
+        start = _WORDY_CHARS * max(limit_tokens, 256)
+        if not (is_unicode(first[:start]) and is_unicode(second[:start])):
+            raise RequestError("the text is not valid Unicode: it holds half a surrogate pair", code="invalid_utf8")
+        head = self._inner.encode(first[:start], add_special_tokens=False)
+        tail = self._inner.encode(second[:start], add_special_tokens=False)
+        if is_cut:
+            room = max(0, limit_tokens - self._inner.num_special_tokens_to_add(True))
+            head.truncate(room)
+            tail.truncate(room - len(head.ids))
+        encoding = self._inner.post_process(head, tail, add_special_tokens=True)
+        ids: list[int] = encoding.ids
+        types: list[int] = encoding.type_ids
+        return ids, types.index(1) if 1 in types else len(ids)
+
     def decode(self, ids: Iterable[int], *, skip_special: bool = True, is_text_start: bool = True) -> str:
         """Gives the text of ``ids``; bytes that are no UTF-8 become U+FFFD, unknown ids nothing.
 

@@ -70,7 +70,7 @@ def test_vectors_are_written_in_both_forms(form: str) -> None:
     values = [0.25, -1.5, 3.0]
     request = parse(input=["a", "b"], encoding_format=form)
 
-    answer = json.loads(embeddings_body(request, [struct.pack("<3f", *values)] * 2, 7))
+    answer = json.loads(embeddings_body(request, "m", [struct.pack("<3f", *values)] * 2, 7))
 
     assert answer["object"] == "list"
     assert answer["usage"] == {"prompt_tokens": 7, "total_tokens": 7}

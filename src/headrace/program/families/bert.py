@@ -1,7 +1,9 @@
 """BERT and its kin: post-norm encoder blocks with learned positions; one vector for each sequence comes out.
 
 Covers BertModel (MiniLM, BGE, E5, GTE), RobertaModel, XLMRobertaModel and DistilBertModel, and the masked-LM classes
-that the same files are often published as: their heads are left aside, as is BERT's pooler. GGUF's ``bert`` is read.
+that the same files are often published as: their heads are left aside, as is BERT's own pooler. GGUF's ``bert`` is read.
+Of the classes for sequence classification (rerankers are such, with one class) the scores come out, before any softmax
+or sigmoid.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from headrace.program.families.source import Names, Role, Source
 from headrace.program.ir import NONE, Part, Program
 from headrace.program.keys import Keys
 from headrace.program.model import Architecture, ModelSpec
-from headrace.program.opcodes import Activation, Epilogue, Norm, Pooling
+from headrace.program.opcodes import Activation, Domain, Epilogue, Norm, Pooling
 
 __all__ = ["NAME", "build", "sources", "spec_from_config", "spec_from_gguf"]
 
@@ -77,6 +79,12 @@ _KEYS = ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediat
 _DISTILBERT_KEYS = ("n_layers", "dim", "n_heads", "hidden_dim", "activation")
 # RoBERTa counts positions from the padding token's id on: the first token has position 2.
 _ROBERTA_OFFSET = 2
+# Where the classes for sequence classification keep their heads: RoBERTa's, BERT's, DistilBERT's.
+_HEADS = {
+    "pooler": ("classifier.dense", "pooler.dense", "pre_classifier"),
+    "classifier": ("classifier.out_proj", "classifier"),
+}
+_MAX_LABELS = 2**12
 
 
 class _NormWeights(TypedDict):
@@ -140,8 +148,20 @@ def spec_from_config(architecture: str, keys: Keys, generation: Keys) -> ModelSp
             position_offset=offset,
             token_types=0 if is_distilbert else keys.integer("type_vocab_size", 1, 1024, default=2),
             pooling=Pooling.MEAN,
+            labels=_labels(keys) if architecture.endswith("ForSequenceClassification") else (),
         ),
     )
+
+
+def _labels(keys: Keys) -> tuple[str, ...]:
+    """Returns the names of the classes, by ``id2label``; ``LABEL_0`` … where there is none."""
+    named = keys.mapping("id2label")
+    if named is None:
+        return tuple(f"LABEL_{index}" for index in range(keys.integer("num_labels", 1, _MAX_LABELS, default=2)))
+    count = len(named.values)
+    if not 1 <= count <= _MAX_LABELS:
+        raise keys.refuse("id2label", f"must have 1 to {_MAX_LABELS} entries")
+    return tuple(named.text(str(index)) for index in range(count))
 
 
 def spec_from_gguf(keys: Keys, tensors: Tensors) -> ModelSpec:
@@ -188,8 +208,25 @@ def build(spec: ModelSpec) -> Program:
     for index in range(spec.layers):
         x = b.norm(f"layers.{index}.x", x, **norms, norm=Norm.LAYER)
         x, norms = _block(b, index, x)
-    b.pool("vectors", x, pooling=spec.pooling, is_normalised=True, **norms, norm=Norm.LAYER)
+    if spec.labels:
+        _classify(b, b.pool("first", x, pooling=Pooling.FIRST, **norms, norm=Norm.LAYER))
+    else:
+        b.pool("vectors", x, pooling=spec.pooling, is_normalised=True, **norms, norm=Norm.LAYER)
     return b.program()
+
+
+def _classify(b: Builder, first: int) -> None:
+    """Adds the head of a sequence classification over the first row of each sequence."""
+    spec = b.spec
+    inner = b.linear(
+        "pooled",
+        first,
+        **_product(b, "pooler", spec.width, ("pooler", spec.width)),
+        activation=Activation.TANH if spec.token_types else Activation.RELU,  # DistilBERT, which has no types: ReLU
+        domain=Domain.SEQUENCES,
+    )
+    classes = ("classifier", len(spec.labels))
+    b.linear("scores", inner, **_product(b, "classifier", spec.width, classes), domain=Domain.SEQUENCES)
 
 
 def _norm(b: Builder, role: str) -> _NormWeights:
@@ -200,15 +237,19 @@ def _norm(b: Builder, role: str) -> _NormWeights:
     }
 
 
+def _product(b: Builder, name: str, k: int, *sizes: tuple[str, int]) -> _ProductWeights:
+    return {
+        "weight": b.matrix(name, k, *(Part(role, n) for role, n in sizes)),
+        "bias": b.vector(f"{name}_bias", *(Part(f"{role}_bias", n) for role, n in sizes)),
+    }
+
+
 def _block(b: Builder, index: int, x: int) -> tuple[int, _NormWeights]:
     """Adds one block to normed rows; returns its rows before their norm, and that norm."""
     spec, at = b.spec, f"layers.{index}"
 
     def product(name: str, k: int, *sizes: tuple[str, int]) -> _ProductWeights:
-        return {
-            "weight": b.matrix(f"{at}.{name}", k, *(Part(f"{at}.{role}", n) for role, n in sizes)),
-            "bias": b.vector(f"{at}.{name}_bias", *(Part(f"{at}.{role}_bias", n) for role, n in sizes)),
-        }
+        return _product(b, f"{at}.{name}", k, *((f"{at}.{role}", n) for role, n in sizes))
 
     q = b.qkv(f"{at}.q", x, **product("qkv", spec.width, *((role, spec.width) for role in "qkv")), layer=index)
     mixed = b.attention(f"{at}.attention", q, layer=index)
@@ -222,10 +263,13 @@ def _block(b: Builder, index: int, x: int) -> tuple[int, _NormWeights]:
 def sources(spec: ModelSpec, role: str, kind: str) -> tuple[Source, ...]:
     """Returns where a file may keep a role: with the model's own prefix, or without; DistilBERT's names last."""
     at = Role.of(role)
+    prefixes = ("", "bert.", "roberta.", "distilbert.")
+    if at.name in _HEADS:
+        suffix = "bias" if at.is_bias else "weight"
+        return tuple(Source(f"{prefix}{stem}.{suffix}") for stem in _HEADS[at.name] for prefix in prefixes)
     if at.name not in (_BERT.top if at.layer < 0 else _BERT.layer):
         return ()
     if kind == "gguf":
         return (_GGUF.source(role),)
     plain = [_BERT.source(role), _DISTILBERT.source(role)]
-    prefixes = ("", "bert.", "roberta.", "distilbert.")
     return tuple(replace(source, name=f"{prefix}{source.name}") for source in plain for prefix in prefixes)

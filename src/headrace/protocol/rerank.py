@@ -1,0 +1,200 @@
+"""Scoring: rerank in Cohere's, Jina's and TEI's forms, vLLM's score and classify; bodies read, answers written.
+
+Cohere and Jina:  {model, query, documents, top_n}  →  {id, results: [{index, relevance_score}]}, best first
+TEI:              {query, texts}                    →  [{index, score}], best first
+vLLM's score:     {model, text_1, text_2}           →  {data: [{index, score}]}, in order
+vLLM's classify:  {model, input}                    →  {data: [{index, label, probs, num_classes}]}
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+
+from headrace.base.errors import RequestError
+from headrace.protocol.embeddings import MAX_INPUTS, truncation
+from headrace.protocol.fields import Fields
+from headrace.protocol.openai import MAX_TOKEN_ID
+from headrace.protocol.strict_json import decode_object
+
+_MAX_CHARS: Final = 2**26
+_MAX_NAME: Final = 256
+_encode = msgspec.json.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreRequest:
+    """Pairs of texts to score: each query with each of its documents.
+
+    Args:
+        model: None where the form has none: the server's first.
+        form: ``rerank``, ``tei`` or ``score``.
+        queries: as many as documents, or one for all.
+        top_n: documents to give back, best first; None for all.
+        has_documents: the answer repeats the documents.
+        is_raw: scores as the model gives them, without the sigmoid.
+        truncate_tokens: a pair's second text is cut to fit so many tokens; None refuses long ones.
+    """
+
+    model: str | None
+    form: str
+    queries: tuple[str, ...]
+    documents: tuple[str, ...]
+    top_n: int | None
+    has_documents: bool
+    is_raw: bool
+    truncate_tokens: int | None
+    unknown: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ClassifyRequest:
+    """Texts to classify."""
+
+    model: str
+    inputs: tuple[str, ...]
+    truncate_tokens: int | None
+    unknown: tuple[str, ...]
+
+
+def parse_rerank(body: bytes) -> ScoreRequest:
+    """Reads the body of the rerank routes: TEI's where it has ``texts``, else Cohere's and Jina's.
+
+    Raises:
+        RequestError: a field is missing, of the wrong type or out of range; the message names it.
+    """
+    fields = Fields(decode_object(body))
+    is_tei = fields.take("texts") is not None
+    model = fields.text("model", _MAX_NAME)
+    if model is None and not is_tei:
+        raise fields.missing("model")
+    query = fields.text("query", _MAX_CHARS)
+    if query is None:
+        raise fields.missing("query")
+    truncate = truncation(fields)
+    if is_tei and fields.flag("truncate"):
+        truncate = MAX_TOKEN_ID
+    if fields.integer("max_tokens_per_doc", 1, MAX_TOKEN_ID) is not None:
+        truncate = MAX_TOKEN_ID  # Cohere cuts documents by itself; here they are cut where the model's context ends
+    return ScoreRequest(
+        model=model,
+        form="tei" if is_tei else "rerank",
+        queries=(query,),
+        documents=_documents(fields, "texts" if is_tei else "documents"),
+        top_n=fields.integer("top_n", 1, MAX_INPUTS),
+        has_documents=fields.flag("return_text" if is_tei else "return_documents"),
+        is_raw=fields.flag("raw_scores"),
+        truncate_tokens=truncate,
+        unknown=fields.unknown(),
+    )
+
+
+def parse_score(body: bytes) -> ScoreRequest:
+    """Reads the body of ``/v1/score``; raises as ``parse_rerank``."""
+    fields = Fields(decode_object(body))
+    model = fields.text("model", _MAX_NAME)
+    if model is None:
+        raise fields.missing("model")
+    first = "queries" if fields.take("queries") is not None else "text_1"
+    second = "documents" if fields.take("documents") is not None else "text_2"
+    queries, documents = _texts(fields, first), _texts(fields, second)
+    if len(queries) not in (1, len(documents)):
+        raise RequestError(
+            f"{first} has {len(queries)} texts and {second} has {len(documents)}: give one, or as many", param=first
+        )
+    return ScoreRequest(
+        model=model,
+        form="score",
+        queries=queries,
+        documents=documents,
+        top_n=None,
+        has_documents=False,
+        is_raw=False,
+        truncate_tokens=truncation(fields),
+        unknown=fields.unknown(),
+    )
+
+
+def parse_classify(body: bytes) -> ClassifyRequest:
+    """Reads the body of ``/v1/classify``; raises as ``parse_rerank``."""
+    fields = Fields(decode_object(body))
+    model = fields.text("model", _MAX_NAME)
+    if model is None:
+        raise fields.missing("model")
+    return ClassifyRequest(model, _texts(fields, "input"), truncation(fields), fields.unknown())
+
+
+def _documents(fields: Fields, name: str) -> tuple[str, ...]:
+    items = fields.items(name, MAX_INPUTS)
+    if not items:
+        raise fields.missing(name) if items is None else fields.wrong(name, items, "a list of texts, and not empty")
+    texts = [item.get("text") if isinstance(item, dict) else item for item in items]
+    for index, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise fields.wrong(f"{name}[{index}]", items[index], "a text, or an object with one as text")
+    return tuple(text for text in texts if isinstance(text, str))
+
+
+def _texts(fields: Fields, name: str) -> tuple[str, ...]:
+    value = fields.take(name)
+    return (value,) if isinstance(value, str) else _documents(fields, name)
+
+
+def numbers(result: bytes) -> tuple[float, ...]:
+    """Gives the f32 values of a result."""
+    return struct.unpack(f"<{len(result) // 4}f", result)
+
+
+def sigmoid(x: float) -> float:
+    """Gives 1 / (1 + e^−x), without overflow."""
+    return 1.0 / (1.0 + math.exp(-x)) if x >= 0 else math.exp(x) / (1.0 + math.exp(x))
+
+
+def softmax(values: Sequence[float]) -> list[float]:
+    """Gives the shares of e^value."""
+    top = max(values)
+    powers = [math.exp(value - top) for value in values]
+    total = sum(powers)
+    return [power / total for power in powers]
+
+
+def scores_body(request: ScoreRequest, scores: Sequence[float], answer_id: str, model: str, tokens: int) -> bytes:
+    """Writes the answer of a scoring request, in its form. Equal scores keep the order of their documents."""
+    if request.form == "score":
+        data = [{"index": index, "object": "score", "score": score} for index, score in enumerate(scores)]
+        usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+        return _encode({"id": answer_id, "object": "list", "model": model, "data": data, "usage": usage})
+    best = sorted(range(len(scores)), key=lambda index: -scores[index])[: request.top_n]
+    results: list[dict[str, Any]] = []
+    for index in best:
+        if request.form == "tei":
+            result: dict[str, Any] = {"index": index, "score": scores[index]}
+            if request.has_documents:
+                result["text"] = request.documents[index]
+        else:
+            result = {"index": index, "relevance_score": scores[index]}
+            if request.has_documents:
+                result["document"] = {"text": request.documents[index]}
+        results.append(result)
+    if request.form == "tei":
+        return _encode(results)
+    meta = {"api_version": {"version": "2"}, "billed_units": {"search_units": 1}}
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+    return _encode({"id": answer_id, "model": model, "results": results, "meta": meta, "usage": usage})
+
+
+def classes_body(results: Sequence[bytes], labels: Sequence[str], answer_id: str, model: str, tokens: int) -> bytes:
+    """Writes the answer of a classification: per input the best label and the probabilities of all."""
+    data = []
+    for index, result in enumerate(results):
+        values = numbers(result)
+        probs = softmax(values) if len(values) > 1 else [sigmoid(values[0])]
+        label = labels[probs.index(max(probs))]
+        data.append({"index": index, "label": label, "probs": probs, "num_classes": len(probs)})
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+    return _encode({"id": answer_id, "object": "list", "model": model, "data": data, "usage": usage})

@@ -1,0 +1,155 @@
+"""The endpoints that do not generate: embeddings, rerank and score, classify."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import abstractmethod
+from collections.abc import Callable
+from concurrent.futures import Executor
+from typing import Generic, Protocol, TypeVar
+
+from headrace.base.errors import RequestError
+from headrace.base.ids import new_id
+from headrace.base.recorder import Recorder
+from headrace.gateway.encoding import Reader, Tokens, check_encoder, encode
+from headrace.gateway.ledger import Record
+from headrace.gateway.pipeline import Pipeline
+from headrace.protocol.embeddings import EmbeddingRequest, embeddings_body
+from headrace.protocol.frames import Welcome
+from headrace.protocol.rerank import (
+    ClassifyRequest,
+    ScoreRequest,
+    classes_body,
+    numbers,
+    scores_body,
+    sigmoid,
+)
+from headrace.server.endpoint import Endpoint
+from headrace.server.exchange import Exchange
+
+
+class _Request(Protocol):
+    @property
+    def model(self) -> str | None: ...
+
+    @property
+    def unknown(self) -> tuple[str, ...]: ...
+
+
+_R = TypeVar("_R", bound=_Request)
+
+
+class EncodeEndpoint(Endpoint, Generic[_R]):
+    """One such endpoint.
+
+    Args:
+        parse: reads its body.
+        max_body_bytes: the largest body; batches are larger than conversations.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        parse: Callable[[bytes], _R],
+        *,
+        pipeline: Pipeline,
+        recorder: Recorder,
+        executor: Executor,
+        max_body_bytes: int,
+    ) -> None:
+        super().__init__(name, pipeline=pipeline, recorder=recorder, executor=executor)
+        self._parse = parse
+        self._max_body_bytes = max_body_bytes
+
+    @abstractmethod
+    async def _answer(self, request: _R, identity: Welcome, record: Record) -> bytes:
+        """Gives the body of the answer."""
+
+    async def _serve(self, exchange: Exchange, record: Record) -> None:
+        request = await self._read(exchange, self._parse, self._max_body_bytes)
+        record.model = request.model or self._pipeline.served_names[0]
+        headers = self._note_ignored(request.unknown)
+        identity = check_encoder(self._pipeline, record.model)
+        await exchange.answer(200, await self._answer(request, identity, record), headers)
+
+
+class Embeddings(EncodeEndpoint[EmbeddingRequest]):
+    """``POST /v1/embeddings``."""
+
+    async def _answer(self, request: EmbeddingRequest, identity: Welcome, record: Record) -> bytes:
+        if identity.labels:
+            raise _refused(record, "classifies and makes no vectors: use /v1/classify or /v1/rerank")
+        width = identity.vector_width
+        if request.dimensions is not None and request.dimensions > width:
+            raise RequestError(
+                f"dimensions is {request.dimensions}, the vectors of this model have {width}", param="dimensions"
+            )
+
+        def tokenise(reader: Reader) -> Tokens:
+            name = "input[{}]" if len(request.inputs) > 1 else "input"
+            given = enumerate(request.inputs)
+            return Tokens([reader.ids(text, name.format(at), request.truncate_tokens) for at, text in given])
+
+        vectors = await encode(
+            self._pipeline, identity, tokenise, record, self._executor, dimensions=request.dimensions
+        )
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(
+            self._executor, embeddings_body, request, record.model, vectors, record.prompt_tokens
+        )
+
+
+class Scores(EncodeEndpoint[ScoreRequest]):
+    """Rerank and score: by a cross-encoder of one class, or by the angle between the vectors of an embedding model."""
+
+    async def _answer(self, request: ScoreRequest, identity: Welcome, record: Record) -> bytes:
+        if len(identity.labels) > 1:
+            raise _refused(record, f"has {len(identity.labels)} classes; one is needed to score: use /v1/classify")
+        scores = await (self._crossed if identity.labels else self._compared)(request, identity, record)
+        return scores_body(request, scores, new_id("rerank"), record.model, record.prompt_tokens)
+
+    async def _crossed(self, request: ScoreRequest, identity: Welcome, record: Record) -> list[float]:
+        def tokenise(reader: Reader) -> Tokens:
+            queries = request.queries * (len(request.documents) if len(request.queries) == 1 else 1)
+            return reader.pairs(queries, request.documents, "documents", request.truncate_tokens)
+
+        results = await encode(self._pipeline, identity, tokenise, record, self._executor)
+        raw = [numbers(result)[0] for result in results]
+        return raw if request.is_raw else [sigmoid(value) for value in raw]
+
+    async def _compared(self, request: ScoreRequest, identity: Welcome, record: Record) -> list[float]:
+        texts = [*request.queries, *request.documents]
+
+        def tokenise(reader: Reader) -> Tokens:
+            count = len(request.queries)
+            names = [f"query[{at}]" if at < count else f"documents[{at - count}]" for at in range(len(texts))]
+            found = zip(texts, names, strict=True)
+            return Tokens([reader.ids(text, name, request.truncate_tokens) for text, name in found])
+
+        vectors = [
+            numbers(result) for result in await encode(self._pipeline, identity, tokenise, record, self._executor)
+        ]
+        queries, documents = vectors[: len(request.queries)], vectors[len(request.queries) :]
+        return [
+            sum(a * b for a, b in zip(queries[at % len(queries)], document, strict=True))
+            for at, document in enumerate(documents)
+        ]
+
+
+class Classes(EncodeEndpoint[ClassifyRequest]):
+    """``POST /v1/classify``."""
+
+    async def _answer(self, request: ClassifyRequest, identity: Welcome, record: Record) -> bytes:
+        if not identity.labels:
+            raise _refused(record, "makes vectors and classifies nothing: use /v1/embeddings")
+
+        def tokenise(reader: Reader) -> Tokens:
+            given = enumerate(request.inputs)
+            return Tokens([reader.ids(text, f"input[{at}]", request.truncate_tokens) for at, text in given])
+
+        results = await encode(self._pipeline, identity, tokenise, record, self._executor)
+        return classes_body(results, identity.labels, new_id("classify"), record.model, record.prompt_tokens)
+
+
+def _refused(record: Record, why: str) -> RequestError:
+    return RequestError(f"the model {record.model!r} {why}", param="model", code="model_not_supported")
