@@ -1,7 +1,7 @@
 """BERT and its kin: post-norm encoder blocks with learned positions; one vector for each sequence comes out.
 
 Covers BertModel (MiniLM, BGE, E5, GTE), RobertaModel, XLMRobertaModel and DistilBertModel, and the masked-LM classes
-that the same files are often published as: their heads are left aside, as is BERT's own pooler. GGUF's ``bert`` is read.
+that the same files are often published as: their heads are left aside, as is BERT's pooler. GGUF's ``bert`` is read.
 Of the classes for sequence classification (rerankers are such, with one class) the scores come out, before any softmax
 or sigmoid.
 """
