@@ -1,7 +1,7 @@
 """The gateway's pipeline: one request from its validated form to the pieces of its answer.
 
-    model look-up → readiness → render and tokenise → context check → quarantine → admission → submit → events
-    → text, stop strings, log-probabilities → pieces
+    model look-up → readiness → render and tokenise → grammar → context check → quarantine → admission → submit
+    → events → text, stop strings, log-probabilities → thoughts and calls → pieces
 
 A ``Run`` is one request on that way. It holds its places, deadlines and worker requests, and gives them back in
 ``close``, however it ends. What HTTP makes of pieces and errors is the server's business.

@@ -21,11 +21,13 @@ MAX_SUSPECTS: Final = 4096
 
 
 def fingerprint(submits: tuple[Submit, ...]) -> bytes:
-    """Gives the identity of a request's content: prompts and limits, not its id or random seed."""
+    """Gives the identity of a request's content: prompts, limits and grammar, not its id or seed."""
     digest = hashlib.blake2b(digest_size=16)
     for submit in submits:
         digest.update(array("q", submit.prompt_ids).tobytes())
         digest.update(b"%d/%d;" % (len(submit.prompt_ids), submit.max_tokens))
+        if submit.grammar is not None:
+            digest.update(submit.grammar.source.encode("utf-8", "surrogatepass"))
     return digest.digest()
 
 
