@@ -37,7 +37,10 @@ from headrace.registry.model import ModelFiles, open_model
 
 # The VM's own scratch beside the arena (quantised activations, attention partials, sampling heaps), generously.
 _VM_SCRATCH_BYTES = 64 * 2**20
-_WARM_UP_ROWS = 64
+# Rows of the first prefill: enough to be no decode, and few enough that a large model is not kept waiting by it. The
+# bytes are rows times weights: 17 rows of a model of 1 GB, which two AVX2 cores do in 0.1 s.
+_WARM_UP_ROWS = (16, 64)
+_WARM_UP_BYTES = 16 * 2**30
 _WARM_UP_DECODES = 3
 # Texts of a step are limited so that it can be full of texts as short as this.
 _SHORT_TEXT_TOKENS = 8
@@ -230,7 +233,7 @@ def load(inspection: Inspection, clock: Clock, progress: Progress = lambda stage
         _warm_up_encoder(executor, config, pace, clock)
     else:
         executor = make_executor(vm, config)
-        _warm_up(vm, config, pace, clock)
+        _warm_up(vm, config, pace, clock, weight_bytes=inspection.weight_bytes)
     moments_s.append(clock.now_s())
     weights_s, program_s, warm_up_s = (round(stop - start, 3) for start, stop in pairwise(moments_s))
     log.info(
@@ -276,11 +279,13 @@ def make_executor(vm: StepVm, config: SchedulerConfig) -> Executor:
     )
 
 
-def _warm_up(vm: StepVm, config: SchedulerConfig, pace: Pace, clock: Clock) -> None:
+def _warm_up(vm: StepVm, config: SchedulerConfig, pace: Pace, clock: Clock, *, weight_bytes: int) -> None:
     """Runs one prefill and a few decode steps, so that "ready" means that tokens have come out, and measures them."""
     scheduler = Scheduler(replace(config, has_prefix_cache=False))
     executor = make_executor(vm, config)
-    num_rows = max(1, min(_WARM_UP_ROWS, config.max_step_tokens, config.context_tokens - _WARM_UP_DECODES - 1))
+    least, most = _WARM_UP_ROWS
+    wanted = max(least, min(most, _WARM_UP_BYTES // max(weight_bytes, 1)))
+    num_rows = max(1, min(wanted, config.max_step_tokens, config.context_tokens - _WARM_UP_DECODES - 1))
     prompt = [index % config.vocab_size for index in range(num_rows)]
     greedy = Sampling(temperature=0.0)
     scheduler.submit(0, Submit("warm-up", prompt, _WARM_UP_DECODES + 1, greedy, ignore_eos=True), clock.now_s())
@@ -296,7 +301,7 @@ def _warm_up(vm: StepVm, config: SchedulerConfig, pace: Pace, clock: Clock) -> N
 def _warm_up_encoder(executor: EncodeExecutor, config: EncodeConfig, pace: Pace, clock: Clock) -> None:
     """Runs one text, so that "ready" means that a vector has come out, and measures it."""
     scheduler = EncodeScheduler(config)
-    length = min(_WARM_UP_ROWS, config.context_tokens)
+    length = min(_WARM_UP_ROWS[1], config.context_tokens)
     scheduler.submit(0, Encode("warm-up", [[index % config.vocab_size for index in range(length)]]), clock.now_s())
     plan = scheduler.plan(clock.now_s())
     assert plan is not None
