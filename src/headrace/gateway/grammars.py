@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 from concurrent.futures import ThreadPoolExecutor
 
@@ -58,5 +59,7 @@ def wished(request: ChatRequest | CompletionRequest, dialect: Dialect) -> Wish |
         raise RequestError(
             f'{wish.param} cannot be combined with tools: use a JSON Schema, or tool_choice "none"', param=wish.param
         )
-    lark = calls_lark(dialect.form, use, json.loads(wish.grammar.source))
+    # One call, for the reason that a forced answer is one: nothing but calls could follow.
+    single = dataclasses.replace(use, is_parallel=False)
+    lark = calls_lark(dialect.form, single, json.loads(wish.grammar.source))
     return Wish(Grammar(GrammarKind.LARK, lark), wish.param)

@@ -11,6 +11,8 @@ from headrace.protocol.messages import parse_tools
 from headrace.protocol.strict_json import shown
 
 _RULE: Final = '"none", "auto", "required" or an object that names a function of tools'
+# What a schema of no arguments is made of.
+_NO_ARGUMENTS: Final = frozenset({"type", "properties", "required", "title", "description", "$schema"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +69,13 @@ def name_of(tool: dict[str, object]) -> str:
 
 
 def parameters_of(tool: dict[str, object]) -> dict[str, object]:
-    """Gives the schema of a tool's arguments; any object where it says none."""
+    """Gives the schema of a tool's arguments; one that lists none takes none, as OpenAI has it."""
     function = tool["function"]
     assert isinstance(function, dict)
     parameters = function.get("parameters")
-    return parameters if isinstance(parameters, dict) and parameters else {"type": "object"}
+    if not isinstance(parameters, dict) or (parameters.keys() <= _NO_ARGUMENTS and not parameters.get("properties")):
+        return {"type": "object", "properties": {}, "additionalProperties": False}
+    return parameters
 
 
 def _take_allowed(

@@ -228,6 +228,32 @@ def test_a_dialect_is_read_from_the_template(template: str, form: ToolFormat, ma
     assert choose_marks([template]) == marks
 
 
+@pytest.mark.parametrize("parameters", [None, {}, {"type": "object", "properties": {}}], ids=str)
+def test_a_function_without_parameters_is_called_without_arguments(parameters: Any) -> None:
+    from tests.unit.text.test_text_grammar import accepts
+
+    from headrace.protocol.frames import Grammar, GrammarKind
+
+    function = {"name": "now"} if parameters is None else {"name": "now", "parameters": parameters}
+    tools: list[dict[str, object]] = [{"type": "function", "function": function}]
+    grammar = Grammar(GrammarKind.LARK, calls_lark(LLAMA3, ToolUse(tools, tools, is_forced=True, is_parallel=False)))
+
+    assert accepts(grammar, '{"name": "now", "parameters": {}}')
+    assert not accepts(grammar, '{"name": "now", "parameters": {"key": 1}}')
+
+
+def test_with_a_schema_the_answer_is_a_call_or_json_of_it() -> None:
+    from tests.unit.text.test_text_grammar import accepts
+
+    from headrace.protocol.frames import Grammar, GrammarKind
+
+    grammar = Grammar(GrammarKind.LARK, calls_lark(HERMES, USE, {"type": "array", "items": {"const": 1}}))
+
+    assert accepts(grammar, "[1, 1]")
+    assert accepts(grammar, f'<tool_call>\n{{"name": "get_time", "arguments": {json.dumps(PARIS)}}}\n</tool_call>')
+    assert not accepts(grammar, "[2]")
+
+
 @pytest.mark.parametrize("form", [HERMES, LLAMA3, MISTRAL, FUNCTION_GEMMA, GENERIC], ids=lambda form: form.name)
 def test_what_a_forced_grammar_lets_through_is_read_back(form: ToolFormat) -> None:
     from tests.unit.text.test_text_grammar import accepts
