@@ -2,37 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from headrace.base.clock import SystemClock
 from headrace.base.errors import ModelFormatError, ModelUnsupportedError
-from headrace.engine.encode_scheduler import EncodeScheduler
-from headrace.engine.loader import inspect, load
+from headrace.engine.loader import inspect
 from headrace.kernels.vm import available_isas
-from headrace.protocol.frames import Encode, Encoded
 from headrace.protocol.launch import WorkerLaunch
+from headrace.testing.encoder import encoded
 from headrace.testing.tiny_bert import POSITIONS, WORDS, tiny_bert_scores, tiny_bert_vector, write_tiny_bert
 
 RANDOM = np.random.default_rng(5)
 TEXTS = [RANDOM.integers(0, len(WORDS), length).tolist() for length in (1, 5, 31, 32, 33, POSITIONS, 2, 17)]
-
-
-def vectors(folder: Path, texts: list[list[int]], second_starts: Sequence[int] = (), **launch: object) -> np.ndarray:
-    """Returns [texts, width], as the worker would make them."""
-    settings = {"socket_fd": -1, "threads": 2, "dtype": "fp32", **launch}
-    inspection = inspect(WorkerLaunch(str(folder), "tiny", **settings))  # type: ignore[arg-type]  # named fields
-    loaded = load(inspection, SystemClock())
-    assert inspection.encode_config is not None
-    scheduler = EncodeScheduler(inspection.encode_config)
-    scheduler.submit(0, Encode("r", texts, second_starts=list(second_starts)), 0.0)
-    while (plan := scheduler.plan(0.0)) is not None:
-        scheduler.complete(plan, loaded.executor.run(plan), 0.0)
-    events = [event for event in scheduler.take_events()[0] if isinstance(event, Encoded)]
-    return np.stack([np.frombuffer(event.vector, "<f4") for event in events])
 
 
 @pytest.mark.parametrize("isa", available_isas())
@@ -40,7 +23,7 @@ def vectors(folder: Path, texts: list[list[int]], second_starts: Sequence[int] =
 def test_the_exact_path_is_the_definition(tmp_path: Path, pooling: str, isa: str) -> None:
     write_tiny_bert(tmp_path, pooling=pooling)
 
-    got = vectors(tmp_path, TEXTS, isa=isa)
+    got = encoded(tmp_path, TEXTS, isa=isa)
 
     expected = np.stack([tiny_bert_vector(ids, pooling=pooling) for ids in TEXTS])
     assert np.abs(got - expected).max() < 1e-5
@@ -48,10 +31,10 @@ def test_the_exact_path_is_the_definition(tmp_path: Path, pooling: str, isa: str
 
 def test_company_step_size_and_threads_change_no_bit(tmp_path: Path) -> None:
     write_tiny_bert(tmp_path)
-    together = vectors(tmp_path, TEXTS, dtype="bf16")
+    together = encoded(tmp_path, TEXTS, dtype="bf16")
 
-    alone = np.concatenate([vectors(tmp_path, [ids], dtype="bf16", threads=1) for ids in TEXTS])
-    small_steps = vectors(tmp_path, TEXTS, dtype="bf16", max_step_tokens=POSITIONS, max_sequences=2, threads=3)
+    alone = np.concatenate([encoded(tmp_path, [ids], dtype="bf16", threads=1) for ids in TEXTS])
+    small_steps = encoded(tmp_path, TEXTS, dtype="bf16", max_step_tokens=POSITIONS, max_sequences=2, threads=3)
 
     assert np.array_equal(together, alone)
     assert np.array_equal(together, small_steps)
@@ -63,7 +46,7 @@ def test_company_step_size_and_threads_change_no_bit(tmp_path: Path) -> None:
 def test_served_formats_stay_close(tmp_path: Path, settings: dict[str, str], least: float) -> None:
     write_tiny_bert(tmp_path)
 
-    got = vectors(tmp_path, TEXTS, **settings)
+    got = encoded(tmp_path, TEXTS, **settings)
 
     cosines = [float(vector @ tiny_bert_vector(ids)) for vector, ids in zip(got, TEXTS, strict=True)]
     assert min(cosines) >= least
@@ -73,7 +56,7 @@ def test_names_with_a_prefix_are_found(tmp_path: Path) -> None:
     write_tiny_bert(tmp_path / "a")
     write_tiny_bert(tmp_path / "b", prefix="bert.")
 
-    assert np.array_equal(vectors(tmp_path / "a", TEXTS[:2]), vectors(tmp_path / "b", TEXTS[:2]))
+    assert np.array_equal(encoded(tmp_path / "a", TEXTS[:2]), encoded(tmp_path / "b", TEXTS[:2]))
 
 
 @pytest.mark.parametrize(
@@ -104,7 +87,7 @@ def test_scores_of_classes_are_the_definition(tmp_path: Path, labels: int) -> No
     write_tiny_bert(tmp_path, labels=labels)
     starts = [1, 2, 31, 20, 33, 7, 2, 9]
 
-    got = vectors(tmp_path, TEXTS, second_starts=starts)
+    got = encoded(tmp_path, TEXTS, second_starts=starts)
 
     expected = [
         tiny_bert_scores(ids, labels=labels, second_start=start) for ids, start in zip(TEXTS, starts, strict=True)
