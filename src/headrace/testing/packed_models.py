@@ -32,12 +32,14 @@ class Packing:
         method: ``awq`` or ``gptq``.
         group: inputs per scale.
         is_v2: GPTQ's second format, whose zero points are stored as they are.
+        is_symmetric: every zero point is 8, as most GPTQ files have it and some engines demand.
         is_ordered: GPTQ's act-order: inputs are dealt to groups by chance, as if sorted by importance.
     """
 
     method: str
     group: int = 32
     is_v2: bool = False
+    is_symmetric: bool = False
     is_ordered: bool = False
 
     def config(self) -> dict[str, Any]:
@@ -56,7 +58,7 @@ class Packing:
             "bits": 4,
             "group_size": self.group,
             "desc_act": self.is_ordered,
-            "sym": False,
+            "sym": self.is_symmetric,
             "checkpoint_format": "gptq_v2" if self.is_v2 else "gptq",
         }
 
@@ -73,10 +75,13 @@ def pack_matrix(values: F32, packing: Packing, seed: int = 0) -> tuple[dict[str,
     for group in range(groups):
         part = values[:, of_input == group].T
         low, high = np.minimum(part.min(0), 0), np.maximum(part.max(0), 0)
-        scales[group] = np.maximum((high - low) / 15, 2.0**-14)
+        span = np.maximum(-low / 8, high / 7) if packing.is_symmetric else (high - low) / 15
+        scales[group] = np.maximum(span, 2.0**-14)
         step = scales[group].astype(np.float32)
         # A zero point of 0 has no honest form in GPTQ's first format.
         zeros[group] = np.rint(-low / step).clip(0 if packing.method == "awq" or packing.is_v2 else 1, 15)
+        if packing.is_symmetric:
+            zeros[group] = 8
         integers[of_input == group] = (np.rint(part / step) + zeros[group]).clip(0, 15)
     truth = (integers - zeros[of_input]).T.astype(np.float32) * scales[of_input].T.astype(np.float32)
     half = Encoded("F16", scales.shape, scales.tobytes())

@@ -23,6 +23,7 @@ PACKINGS = {
     "awq_64": Packing("awq", group=64),
     "gptq": Packing("gptq"),
     "gptq_64": Packing("gptq", group=64),
+    "gptq_symmetric": Packing("gptq", is_symmetric=True),
     "gptq_v2": Packing("gptq", is_v2=True),
     "gptq_act_order": Packing("gptq", is_ordered=True),
 }
