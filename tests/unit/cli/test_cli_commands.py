@@ -178,6 +178,22 @@ def test_serve_refuses_to_start_without_the_native_library(home: Path, tiny: Pat
     assert "the native library does not load" in done.stderr
 
 
+@pytest.mark.parametrize("command", [["serve", "{tiny}"], ["doctor"]], ids=["serve", "doctor"])
+def test_another_machine_is_refused_by_name(home: Path, tiny: Path, command: list[str]) -> None:
+    words = ["headrace", *(word.format(tiny=tiny) for word in command)]
+    code = (
+        "import platform, sys; platform.machine = lambda: 'aarch64'; from headrace.cli.main import run;"
+        f"sys.argv = {words!r}; run()"
+    )
+
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+
+    said = " ".join((done.stdout + done.stderr).split())
+    assert done.returncode != 0
+    assert "this machine is aarch64" in said
+    assert "NEON" in said
+
+
 def test_status_without_a_server_is_exit_code_one(home: Path) -> None:
     done = headrace("status", "--json")
 
