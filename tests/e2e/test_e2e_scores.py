@@ -117,3 +117,23 @@ def test_what_a_model_cannot_do_is_refused_by_name(embedder: Server, classifier:
         answer = server.post(path, {"model": server.model, **more})
         assert answer.status == 400
         assert word in answer.json()["error"]["message"]
+
+
+def test_tei_routes_answer_in_its_forms(embedder: Server, classifier: Server, reranker: Server) -> None:
+    vectors = embedder.post("/embed", {"inputs": DOCUMENTS}).json()
+    openai_form = embedder.post("/v1/embeddings", {"model": embedder.model, "input": DOCUMENTS}).json()
+    single = embedder.post("/embed", {"inputs": DOCUMENTS[0], "dimensions": 8}).json()
+    assert vectors == [item["embedding"] for item in openai_form["data"]]
+    assert (len(single), len(single[0])) == (1, 8)
+    assert embedder.post("/embed", {"inputs": "sea", "normalize": False}).status == 400
+
+    classes = classifier.post("/predict", {"inputs": DOCUMENTS[:2]}).json()
+    one_text = classifier.post("/predict", {"inputs": DOCUMENTS[0]}).json()
+    assert one_text == classes[0]
+    assert [len(item) for item in classes] == [3, 3]
+    assert sum(item["score"] for item in classes[0]) == pytest.approx(1.0)
+    assert [item["score"] for item in classes[0]] == sorted((item["score"] for item in classes[0]), reverse=True)
+
+    kinds = [next(iter(server.get("/info").json()["model_type"])) for server in (embedder, classifier, reranker)]
+    assert kinds == ["embedding", "classifier", "reranker"]
+    assert embedder.get("/info").json()["max_input_length"] == 48

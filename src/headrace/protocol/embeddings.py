@@ -33,11 +33,12 @@ class EmbeddingRequest:
     Args:
         inputs: each a text or token ids.
         is_base64: vectors go out as base64 of little-endian f32 instead of numbers.
+        model: None where the form has none: the server's first.
         dimensions: leading elements that are wanted, None for all.
         truncate_tokens: inputs are cut to their first so many tokens, special ones included; None refuses long ones.
     """
 
-    model: str
+    model: str | None
     inputs: tuple[str | list[int], ...]
     is_base64: bool
     dimensions: int | None
@@ -138,7 +139,7 @@ def embeddings_body(request: EmbeddingRequest, model: str, vectors: Sequence[byt
     Args:
         vectors: f32 little-endian, in the order of the inputs.
     """
-    form = _base64 if request.is_base64 else _numbers
+    form = _base64 if request.is_base64 else values_of
     data = [_Vector(form(vector), index) for index, vector in enumerate(vectors)]
     return _encode(_Answer(data, model, _Usage(prompt_tokens, prompt_tokens)))
 
@@ -147,7 +148,8 @@ def _base64(vector: bytes) -> str:
     return base64.b64encode(vector).decode("ascii")
 
 
-def _numbers(vector: bytes) -> list[float]:
+def values_of(vector: bytes) -> list[float]:
+    """Gives the numbers of a result, f32 little-endian."""
     values = array("f", vector)
     if sys.byteorder == "big":
         values.byteswap()

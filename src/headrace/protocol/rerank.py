@@ -9,7 +9,6 @@ vLLM's classify:  {model, input}                    →  {data: [{index, label, 
 from __future__ import annotations
 
 import math
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -17,7 +16,7 @@ from typing import Any, Final
 import msgspec
 
 from headrace.base.errors import RequestError
-from headrace.protocol.embeddings import MAX_INPUTS, truncation
+from headrace.protocol.embeddings import MAX_INPUTS, truncation, values_of
 from headrace.protocol.fields import Fields
 from headrace.protocol.openai import MAX_TOKEN_ID
 from headrace.protocol.strict_json import decode_object
@@ -54,12 +53,19 @@ class ScoreRequest:
 
 @dataclass(frozen=True, slots=True)
 class ClassifyRequest:
-    """Texts to classify."""
+    """Texts to classify.
 
-    model: str
+    Args:
+        model: None where the form has none: the server's first.
+        is_single, is_raw: TEI's: one text was sent as such; scores as the model gives them.
+    """
+
+    model: str | None
     inputs: tuple[str, ...]
     truncate_tokens: int | None
     unknown: tuple[str, ...]
+    is_single: bool = False
+    is_raw: bool = False
 
 
 def parse_rerank(body: bytes) -> ScoreRequest:
@@ -102,7 +108,7 @@ def parse_score(body: bytes) -> ScoreRequest:
         raise fields.missing("model")
     first = "queries" if fields.take("queries") is not None else "text_1"
     second = "documents" if fields.take("documents") is not None else "text_2"
-    queries, documents = _texts(fields, first), _texts(fields, second)
+    queries, documents = texts_of(fields, first), texts_of(fields, second)
     if len(queries) not in (1, len(documents)):
         raise RequestError(
             f"{first} has {len(queries)} texts and {second} has {len(documents)}: give one, or as many", param=first
@@ -126,7 +132,7 @@ def parse_classify(body: bytes) -> ClassifyRequest:
     model = fields.text("model", _MAX_NAME)
     if model is None:
         raise fields.missing("model")
-    return ClassifyRequest(model, _texts(fields, "input"), truncation(fields), fields.unknown())
+    return ClassifyRequest(model, texts_of(fields, "input"), truncation(fields), fields.unknown())
 
 
 def _documents(fields: Fields, name: str) -> tuple[str, ...]:
@@ -140,14 +146,20 @@ def _documents(fields: Fields, name: str) -> tuple[str, ...]:
     return tuple(text for text in texts if isinstance(text, str))
 
 
-def _texts(fields: Fields, name: str) -> tuple[str, ...]:
+def texts_of(fields: Fields, name: str) -> tuple[str, ...]:
+    """Gives the texts of a field that holds one or a list of them.
+
+    Raises:
+        RequestError: it is missing, empty or holds something else.
+    """
     value = fields.take(name)
     return (value,) if isinstance(value, str) else _documents(fields, name)
 
 
-def numbers(result: bytes) -> tuple[float, ...]:
-    """Gives the f32 values of a result."""
-    return struct.unpack(f"<{len(result) // 4}f", result)
+def probabilities(result: bytes) -> list[float]:
+    """Gives what the scores of classes stand for: shares, or of one class its probability."""
+    values = values_of(result)
+    return softmax(values) if len(values) > 1 else [sigmoid(values[0])]
 
 
 def sigmoid(x: float) -> float:
@@ -192,8 +204,7 @@ def classes_body(results: Sequence[bytes], labels: Sequence[str], answer_id: str
     """Writes the answer of a classification: per input the best label and the probabilities of all."""
     data = []
     for index, result in enumerate(results):
-        values = numbers(result)
-        probs = softmax(values) if len(values) > 1 else [sigmoid(values[0])]
+        probs = probabilities(result)
         label = labels[probs.index(max(probs))]
         data.append({"index": index, "label": label, "probs": probs, "num_classes": len(probs)})
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}

@@ -21,6 +21,7 @@ from starlette.routing import Route
 import headrace
 from headrace.base.errors import AuthenticationError, HeadraceError, MethodNotAllowed, NotFoundError
 from headrace.base.recorder import Recorder
+from headrace.gateway.encoding import check_encoder
 from headrace.gateway.pipeline import Pipeline
 from headrace.observe.exposition import CONTENT_TYPE, expose
 from headrace.observe.process import WorkerMeter, note_process
@@ -30,6 +31,7 @@ from headrace.protocol.embeddings import parse_embeddings
 from headrace.protocol.openai import parse_chat, parse_completion
 from headrace.protocol.openapi import build_document
 from headrace.protocol.rerank import ScoreRequest, parse_classify, parse_rerank, parse_score
+from headrace.protocol.tei import info, parse_embed, parse_predict
 from headrace.replica.port import Readiness
 from headrace.server.edge import Edge, Handler
 from headrace.server.encode import Classes, Embeddings, Scores
@@ -90,6 +92,8 @@ def public_app(state: FrontState) -> Edge:
         "/v1/chat/completions": endpoint("chat", parse_chat),
         "/v1/completions": endpoint("completions", parse_completion),
         "/v1/embeddings": Embeddings("embeddings", parse_embeddings, **encoding),
+        "/embed": Embeddings("embeddings", parse_embed, **encoding),
+        "/predict": Classes("classify", parse_predict, **encoding),
         "/v1/classify": Classes("classify", parse_classify, **encoding),
         "/v1/score": scores("score", parse_score),
         "/rerank": scores("rerank", parse_rerank),
@@ -105,6 +109,7 @@ def public_app(state: FrontState) -> Edge:
     routes = [
         Route("/tokenizer_info", pages.tokenizer_info),
         Route("/openapi.json", pages.openapi),
+        Route("/info", pages.info),
         Route("/v1/models", pages.models),
         Route("/v1/models/{model:path}", pages.model),
         Route("/models", pages.models),
@@ -166,6 +171,13 @@ class _Pages:
             "parent": None,
             "max_model_len": None if identity is None else pipeline.context_tokens(identity),
         }
+
+    async def info(self, _request: Request) -> Response:
+        """``GET /info``: what a model that makes vectors or scores is, as TEI says it."""
+        pipeline = self._state.pipeline
+        identity = check_encoder(pipeline, pipeline.served_names[0])
+        context_tokens = pipeline.context_tokens(identity)
+        return _json(info(pipeline.served_names[0], context_tokens, identity.labels, headrace.__version__))
 
     async def openapi(self, _request: Request) -> Response:
         """``GET /openapi.json``."""

@@ -14,16 +14,16 @@ from headrace.base.recorder import Recorder
 from headrace.gateway.encoding import Reader, Tokens, check_encoder, encode
 from headrace.gateway.ledger import Record
 from headrace.gateway.pipeline import Pipeline
-from headrace.protocol.embeddings import EmbeddingRequest, embeddings_body
+from headrace.protocol.embeddings import EmbeddingRequest, embeddings_body, values_of
 from headrace.protocol.frames import Welcome
 from headrace.protocol.rerank import (
     ClassifyRequest,
     ScoreRequest,
     classes_body,
-    numbers,
     scores_body,
     sigmoid,
 )
+from headrace.protocol.tei import embed_body, predict_body
 from headrace.server.endpoint import Endpoint
 from headrace.server.exchange import Exchange
 
@@ -74,7 +74,7 @@ class EncodeEndpoint(Endpoint, Generic[_R]):
 
 
 class Embeddings(EncodeEndpoint[EmbeddingRequest]):
-    """``POST /v1/embeddings``."""
+    """``POST /v1/embeddings``, and TEI's ``/embed``."""
 
     async def _answer(self, request: EmbeddingRequest, identity: Welcome, record: Record) -> bytes:
         if identity.labels:
@@ -94,6 +94,8 @@ class Embeddings(EncodeEndpoint[EmbeddingRequest]):
             self._pipeline, identity, tokenise, record, self._executor, dimensions=request.dimensions
         )
         loop = asyncio.get_running_loop()
+        if request.model is None:
+            return await loop.run_in_executor(self._executor, embed_body, vectors)
         return await loop.run_in_executor(
             self._executor, embeddings_body, request, record.model, vectors, record.prompt_tokens
         )
@@ -114,7 +116,7 @@ class Scores(EncodeEndpoint[ScoreRequest]):
             return reader.pairs(queries, request.documents, "documents", request.truncate_tokens)
 
         results = await encode(self._pipeline, identity, tokenise, record, self._executor)
-        raw = [numbers(result)[0] for result in results]
+        raw = [values_of(result)[0] for result in results]
         return raw if request.is_raw else [sigmoid(value) for value in raw]
 
     async def _compared(self, request: ScoreRequest, identity: Welcome, record: Record) -> list[float]:
@@ -127,7 +129,7 @@ class Scores(EncodeEndpoint[ScoreRequest]):
             return Tokens([reader.ids(text, name, request.truncate_tokens) for text, name in found])
 
         vectors = [
-            numbers(result) for result in await encode(self._pipeline, identity, tokenise, record, self._executor)
+            values_of(result) for result in await encode(self._pipeline, identity, tokenise, record, self._executor)
         ]
         queries, documents = vectors[: len(request.queries)], vectors[len(request.queries) :]
         return [
@@ -137,7 +139,7 @@ class Scores(EncodeEndpoint[ScoreRequest]):
 
 
 class Classes(EncodeEndpoint[ClassifyRequest]):
-    """``POST /v1/classify``."""
+    """``POST /v1/classify``, and TEI's ``/predict``."""
 
     async def _answer(self, request: ClassifyRequest, identity: Welcome, record: Record) -> bytes:
         if not identity.labels:
@@ -148,6 +150,8 @@ class Classes(EncodeEndpoint[ClassifyRequest]):
             return Tokens([reader.ids(text, f"input[{at}]", request.truncate_tokens) for at, text in given])
 
         results = await encode(self._pipeline, identity, tokenise, record, self._executor)
+        if request.model is None:
+            return predict_body(request, results, identity.labels)
         return classes_body(results, identity.labels, new_id("classify"), record.model, record.prompt_tokens)
 
 

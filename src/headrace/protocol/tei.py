@@ -1,0 +1,95 @@
+"""The routes of Text Embeddings Inference: ``/embed``, ``/predict`` and ``/info``; bodies read, answers written.
+
+Their bodies name no model: the server's first answers. ``inputs`` is one text or a list of texts; one text gets one
+answer, a list gets a list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from headrace.base.errors import RequestError
+from headrace.protocol.embeddings import MAX_INPUTS, EmbeddingRequest, values_of
+from headrace.protocol.fields import Fields
+from headrace.protocol.openai import MAX_TOKEN_ID
+from headrace.protocol.rerank import ClassifyRequest, probabilities, texts_of
+from headrace.protocol.strict_json import decode_object
+
+_MAX_DIMENSIONS: Final = 2**20
+_encode = msgspec.json.Encoder().encode
+
+
+def parse_embed(body: bytes) -> EmbeddingRequest:
+    """Reads the body of ``POST /embed``.
+
+    Raises:
+        RequestError: a field is missing, of the wrong type or out of range, or vectors of another length are wanted.
+    """
+    fields = Fields(decode_object(body))
+    inputs = texts_of(fields, "inputs")
+    if not fields.flag("normalize", default=True):
+        raise RequestError("normalize is false, but this server gives vectors of length 1 only", param="normalize")
+    _check_side(fields)
+    return EmbeddingRequest(
+        model=None,
+        inputs=inputs,
+        is_base64=False,
+        dimensions=fields.integer("dimensions", 1, _MAX_DIMENSIONS),
+        truncate_tokens=MAX_TOKEN_ID if fields.flag("truncate") else None,
+        unknown=fields.unknown(),
+    )
+
+
+def parse_predict(body: bytes) -> ClassifyRequest:
+    """Reads the body of ``POST /predict``; raises as ``parse_embed``. Pairs of texts are for ``/rerank``."""
+    fields = Fields(decode_object(body))
+    is_single = isinstance(fields.take("inputs"), str)
+    inputs = texts_of(fields, "inputs")
+    _check_side(fields)
+    return ClassifyRequest(
+        model=None,
+        inputs=inputs,
+        truncate_tokens=MAX_TOKEN_ID if fields.flag("truncate") else None,
+        unknown=fields.unknown(),
+        is_single=is_single,
+        is_raw=fields.flag("raw_scores"),
+    )
+
+
+def _check_side(fields: Fields) -> None:
+    side = fields.text("truncation_direction", 16)
+    if side is not None and side.lower() != "right":
+        raise fields.wrong("truncation_direction", side, "Right")
+
+
+def embed_body(vectors: Sequence[bytes]) -> bytes:
+    """Writes the answer of ``/embed``: a list of vectors, for a single text too."""
+    return _encode([values_of(vector) for vector in vectors])
+
+
+def predict_body(request: ClassifyRequest, results: Sequence[bytes], labels: Sequence[str]) -> bytes:
+    """Writes the answer of ``/predict``: per text its classes, best first."""
+    answers = []
+    for result in results:
+        scores = values_of(result) if request.is_raw else probabilities(result)
+        best = sorted(zip(scores, labels, strict=True), key=lambda pair: -pair[0])
+        answers.append([{"score": score, "label": label} for score, label in best])
+    return _encode(answers[0] if request.is_single else answers)
+
+
+def info(model: str, context_tokens: int, labels: Sequence[str], version: str) -> dict[str, object]:
+    """Gives the answer of ``GET /info``."""
+    kind: dict[str, object] = {"embedding": {"pooling": "model"}}
+    if labels:
+        names = {str(index): label for index, label in enumerate(labels)}
+        kind = {"reranker" if len(labels) == 1 else "classifier": {"id2label": names}}
+    return {
+        "model_id": model,
+        "model_type": kind,
+        "max_input_length": context_tokens,
+        "max_client_batch_size": MAX_INPUTS,
+        "version": version,
+    }
