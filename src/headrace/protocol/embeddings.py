@@ -33,8 +33,9 @@ class EmbeddingRequest:
     Args:
         inputs: each a text or token ids.
         is_base64: vectors go out as base64 of little-endian f32 instead of numbers.
-        model: None where the form has none: the server's first.
+        model: None where none is named: the server's first.
         dimensions: leading elements that are wanted, None for all.
+        is_tei: the answer is in TEI's form.
         truncate_tokens: inputs are cut to their first so many tokens, special ones included; None refuses long ones.
     """
 
@@ -44,6 +45,7 @@ class EmbeddingRequest:
     dimensions: int | None
     truncate_tokens: int | None
     unknown: tuple[str, ...]
+    is_tei: bool = False
 
 
 def parse_embeddings(body: bytes) -> EmbeddingRequest:
@@ -54,8 +56,6 @@ def parse_embeddings(body: bytes) -> EmbeddingRequest:
     """
     fields = Fields(decode_object(body))
     model = fields.text("model", _MAX_NAME)
-    if model is None:
-        raise fields.missing("model")
     inputs = _inputs(fields)
     form = fields.text("encoding_format", 16) or "float"
     if form not in ("float", "base64"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
+from headrace.protocol.openapi_encode import CLASSIFY, EMBED, EMBEDDINGS, ENCODE_ANSWERS, PREDICT, RERANK, SCORE
 from headrace.protocol.openapi_parts import (
     ANSWERS,
     CHAT,
@@ -75,6 +76,17 @@ OPERATIONS: Final = (
               DETOKENIZE, ("tokens",), _COUNT),
     Operation("/tokenizer_info", "get", "tokenizerInfo", "Says how the model reads and writes.", "TokenizerInfo",
               errors=_NOT_READY),
+    Operation("/v1/embeddings", "post", "createEmbeddings", "Makes a vector of each input.", "Embeddings",
+              EMBEDDINGS, ("input",), _RUN),
+    Operation("/v1/rerank", "post", "rerank", "Orders documents by a query (Cohere, Jina, TEI).", "Ranking",
+              RERANK, ("query",), _RUN),
+    Operation("/v2/rerank", "post", "rerank2", "The same.", "Ranking", RERANK, ("query",), _RUN),
+    Operation("/v1/score", "post", "score", "Scores pairs of texts.", "Scores", SCORE, (), _RUN),
+    Operation("/v1/classify", "post", "classify", "Gives each text's class.", "Classes", CLASSIFY, ("input",), _RUN),
+    Operation("/embed", "post", "embed", "Vectors, in TEI's form.", "Vectors", EMBED, ("inputs",), _RUN),
+    Operation("/predict", "post", "predict", "Classes, in TEI's form.", "Predictions", PREDICT, ("inputs",), _RUN),
+    Operation("/info", "get", "encoderInfo", "What a model that does not generate is, in TEI's form.", "EncoderInfo",
+              errors={400: "the model generates", 503: _NOT_READY[503]}),
     Operation("/v1/models", "get", "listModels", "Lists what is served.", "Models"),
     Operation("/v1/models/{model}", "get", "getModel", "Looks one up.", "Model", errors={404: _BODY_ERRORS[404]}),
     Operation("/health", "get", "health", "200 when a request would be taken.", "Health", errors=_NOT_READY),
@@ -104,14 +116,14 @@ def build_document(version: str) -> dict[str, object]:
             ),
         },
         "paths": paths,
-        "components": {"schemas": ANSWERS},
+        "components": {"schemas": {**ANSWERS, **ENCODE_ANSWERS}},
     }
 
 
 def _operation(operation: Operation) -> dict[str, object]:
     responses: dict[str, object] = {"200": _ok(operation)}
     for status, text in sorted(operation.errors.items()):
-        is_page = operation.method == "get" and status == 503 and operation.path != "/tokenizer_info"
+        is_page = operation.method == "get" and status == 503 and operation.path not in ("/tokenizer_info", "/info")
         shape = "Health" if is_page else operation.error
         responses[str(status)] = {"description": text, "content": {"application/json": {"schema": ref(shape)}}}
     out: dict[str, object] = {

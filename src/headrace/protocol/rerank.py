@@ -9,7 +9,7 @@ vLLM's classify:  {model, input}                    →  {data: [{index, label, 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -31,7 +31,7 @@ class ScoreRequest:
     """Pairs of texts to score: each query with each of its documents.
 
     Args:
-        model: None where the form has none: the server's first.
+        model: None where none is named: the server's first.
         form: ``rerank``, ``tei`` or ``score``.
         queries: as many as documents, or one for all.
         top_n: documents to give back, best first; None for all.
@@ -56,14 +56,16 @@ class ClassifyRequest:
     """Texts to classify.
 
     Args:
-        model: None where the form has none: the server's first.
-        is_single, is_raw: TEI's: one text was sent as such; scores as the model gives them.
+        model: None where none is named: the server's first.
+        is_tei: the answer is in TEI's form.
+        is_single, is_raw: of that form: one text was sent as such; scores as the model gives them.
     """
 
     model: str | None
     inputs: tuple[str, ...]
     truncate_tokens: int | None
     unknown: tuple[str, ...]
+    is_tei: bool = False
     is_single: bool = False
     is_raw: bool = False
 
@@ -77,13 +79,11 @@ def parse_rerank(body: bytes) -> ScoreRequest:
     fields = Fields(decode_object(body))
     is_tei = fields.take("texts") is not None
     model = fields.text("model", _MAX_NAME)
-    if model is None and not is_tei:
-        raise fields.missing("model")
     query = fields.text("query", _MAX_CHARS)
     if query is None:
         raise fields.missing("query")
     truncate = truncation(fields)
-    if is_tei and fields.flag("truncate"):
+    if fields.flag("truncate"):
         truncate = MAX_TOKEN_ID
     if fields.integer("max_tokens_per_doc", 1, MAX_TOKEN_ID) is not None:
         truncate = MAX_TOKEN_ID  # Cohere cuts documents by itself; here they are cut where the model's context ends
@@ -91,9 +91,9 @@ def parse_rerank(body: bytes) -> ScoreRequest:
         model=model,
         form="tei" if is_tei else "rerank",
         queries=(query,),
-        documents=_documents(fields, "texts" if is_tei else "documents"),
+        documents=_one_of(fields, "texts", "documents", _documents),
         top_n=fields.integer("top_n", 1, MAX_INPUTS),
-        has_documents=fields.flag("return_text" if is_tei else "return_documents"),
+        has_documents=any([fields.flag("return_text"), fields.flag("return_documents")]),
         is_raw=fields.flag("raw_scores"),
         truncate_tokens=truncate,
         unknown=fields.unknown(),
@@ -104,14 +104,11 @@ def parse_score(body: bytes) -> ScoreRequest:
     """Reads the body of ``/v1/score``; raises as ``parse_rerank``."""
     fields = Fields(decode_object(body))
     model = fields.text("model", _MAX_NAME)
-    if model is None:
-        raise fields.missing("model")
-    first = "queries" if fields.take("queries") is not None else "text_1"
-    second = "documents" if fields.take("documents") is not None else "text_2"
-    queries, documents = texts_of(fields, first), texts_of(fields, second)
+    queries = _one_of(fields, "queries", "text_1", texts_of)
+    documents = _one_of(fields, "documents", "text_2", texts_of)
     if len(queries) not in (1, len(documents)):
         raise RequestError(
-            f"{first} has {len(queries)} texts and {second} has {len(documents)}: give one, or as many", param=first
+            f"text_1 has {len(queries)} texts and text_2 has {len(documents)}: give one, or as many", param="text_1"
         )
     return ScoreRequest(
         model=model,
@@ -130,9 +127,15 @@ def parse_classify(body: bytes) -> ClassifyRequest:
     """Reads the body of ``/v1/classify``; raises as ``parse_rerank``."""
     fields = Fields(decode_object(body))
     model = fields.text("model", _MAX_NAME)
-    if model is None:
-        raise fields.missing("model")
     return ClassifyRequest(model, texts_of(fields, "input"), truncation(fields), fields.unknown())
+
+
+def _one_of(fields: Fields, name: str, other: str, read: Callable[[Fields, str], tuple[str, ...]]) -> tuple[str, ...]:
+    """Gives a field that has two names; both at once are refused."""
+    given = [one for one in (name, other) if fields.take(one) is not None]
+    if len(given) == 2:
+        raise RequestError(f"{name} and {other} are two names of one field: send one of them", param=other)
+    return read(fields, given[0] if given else other)
 
 
 def _documents(fields: Fields, name: str) -> tuple[str, ...]:

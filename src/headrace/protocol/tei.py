@@ -40,6 +40,7 @@ def parse_embed(body: bytes) -> EmbeddingRequest:
         dimensions=fields.integer("dimensions", 1, _MAX_DIMENSIONS),
         truncate_tokens=MAX_TOKEN_ID if fields.flag("truncate") else None,
         unknown=fields.unknown(),
+        is_tei=True,
     )
 
 
@@ -54,6 +55,7 @@ def parse_predict(body: bytes) -> ClassifyRequest:
         inputs=inputs,
         truncate_tokens=MAX_TOKEN_ID if fields.flag("truncate") else None,
         unknown=fields.unknown(),
+        is_tei=True,
         is_single=is_single,
         is_raw=fields.flag("raw_scores"),
     )

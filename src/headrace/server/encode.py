@@ -94,7 +94,7 @@ class Embeddings(EncodeEndpoint[EmbeddingRequest]):
             self._pipeline, identity, tokenise, record, self._executor, dimensions=request.dimensions
         )
         loop = asyncio.get_running_loop()
-        if request.model is None:
+        if request.is_tei:
             return await loop.run_in_executor(self._executor, embed_body, vectors)
         return await loop.run_in_executor(
             self._executor, embeddings_body, request, record.model, vectors, record.prompt_tokens
@@ -150,7 +150,7 @@ class Classes(EncodeEndpoint[ClassifyRequest]):
             return Tokens([reader.ids(text, f"input[{at}]", request.truncate_tokens) for at, text in given])
 
         results = await encode(self._pipeline, identity, tokenise, record, self._executor)
-        if request.model is None:
+        if request.is_tei:
             return predict_body(request, results, identity.labels)
         return classes_body(results, identity.labels, new_id("classify"), record.model, record.prompt_tokens)
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from headrace.base.errors import RequestError
-from headrace.protocol import anthropic, openai
+from headrace.protocol import anthropic, embeddings, openai, rerank, tei
 from headrace.protocol.fields import Fields
 from headrace.protocol.openapi import OPERATIONS, build_document
 
@@ -18,6 +18,12 @@ BODIES: dict[str, tuple[Callable[[bytes], Any], dict[str, Any]]] = {
     "/v1/chat/completions": (openai.parse_chat, {"model": "m", "messages": MESSAGE}),
     "/v1/completions": (openai.parse_completion, {"model": "m", "prompt": "x"}),
     "/v1/messages": (anthropic.parse_message, {"model": "m", "messages": MESSAGE, "max_tokens": 1}),
+    "/v1/embeddings": (embeddings.parse_embeddings, {"input": "x"}),
+    "/v1/rerank": (rerank.parse_rerank, {"query": "x", "texts": ["x"]}),
+    "/v1/score": (rerank.parse_score, {"text_1": "x", "text_2": "x"}),
+    "/v1/classify": (rerank.parse_classify, {"input": "x"}),
+    "/embed": (tei.parse_embed, {"inputs": "x"}),
+    "/predict": (tei.parse_predict, {"inputs": "x"}),
 }
 FIELDS = {operation.path: operation.fields for operation in OPERATIONS}
 HARMLESS = {
@@ -38,7 +44,7 @@ def test_every_field_that_is_read_is_described_and_the_other_way_round(
     parse(json.dumps(body).encode())
 
     first = readers[0]
-    unread = set(openai._UNSUPPORTED) | openai._FORBIDDEN
+    unread = (set(openai._UNSUPPORTED) | openai._FORBIDDEN) - set(FIELDS[path])
     assert (first._taken - unread - HARMLESS) == set(FIELDS[path]) - HARMLESS
 
 
@@ -51,7 +57,7 @@ def test_what_a_schema_forbids_is_refused(path: str) -> None:
             tried += 1
             with pytest.raises(RequestError):
                 parse(json.dumps({**body, "logprobs": True, name: bad}).encode())
-    assert tried > 10
+    assert tried > 5
 
 
 def _outside(schema: dict[str, Any]) -> list[Any]:

@@ -57,7 +57,6 @@ def test_score_takes_one_text_for_all_or_as_many() -> None:
 @pytest.mark.parametrize(
     ("parse", "values", "word"),
     [
-        (parse_rerank, {"query": "q", "documents": ["a"]}, "model is required"),
         (parse_rerank, {"model": "m", "documents": ["a"]}, "query is required"),
         (parse_rerank, {"model": "m", "query": "q"}, "documents is required"),
         (parse_rerank, {"model": "m", "query": "q", "documents": []}, "documents"),

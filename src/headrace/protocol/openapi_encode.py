@@ -1,0 +1,144 @@
+"""The pieces of ``/openapi.json`` for the routes that do not generate: vectors, scores and classes."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from headrace.protocol.embeddings import MAX_INPUTS
+from headrace.protocol.openai import MAX_TOKEN_ID
+from headrace.protocol.openapi_parts import Schema, flag, integer, text_of
+
+_MODEL: Final = {"model": text_of(256, "A name of `GET /v1/models`; may be left out.")}
+_TEXT: Final[Schema] = {"type": "string"}
+_IDS: Final[Schema] = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": MAX_TOKEN_ID}}
+_TRUNCATE: Final = {
+    "truncate_prompt_tokens": integer(
+        -1, MAX_TOKEN_ID, "Cut longer inputs to so many tokens, −1: to the context; without, they are refused."
+    )
+}
+_CUT: Final = {
+    "truncate": flag("Cut longer inputs to the context (TEI's)."),
+    "truncation_direction": text_of(16, "`Right`: the end is cut (TEI's)."),
+}
+
+
+def _texts(text: str, *forms: Schema) -> Schema:
+    many = {"type": "array", "items": {"anyOf": [_TEXT, *forms]}, "minItems": 1, "maxItems": MAX_INPUTS}
+    return {"anyOf": [_TEXT, many], "description": text}
+
+
+_DOCUMENT: Final[Schema] = {"type": "object", "properties": {"text": _TEXT}, "required": ["text"]}
+_DOCUMENTS: Final[Schema] = {
+    "type": ["array", "null"],
+    "items": {"anyOf": [_TEXT, _DOCUMENT]},
+    "maxItems": MAX_INPUTS,
+    "description": "The texts to score, each a string or an object with `text`.",
+}
+
+EMBEDDINGS: Final[dict[str, Schema]] = {
+    **_MODEL,
+    "input": _texts("A text, a list of texts, token ids, or a list of such lists.", _IDS, {"type": "integer"}),
+    "encoding_format": text_of(16, "`float` or `base64` (little-endian f32)."),
+    "dimensions": integer(1, 2**20, "Leading elements of the vectors, brought to length 1 again."),
+    "user": text_of(2**26, "Not used."),
+    **_TRUNCATE,
+}
+RERANK: Final[dict[str, Schema]] = {
+    **_MODEL,
+    "query": {"type": "string", "description": "What the documents are scored against."},
+    "documents": _DOCUMENTS,
+    "texts": {**_DOCUMENTS, "description": "The same, in TEI's form: the answer is then a bare list."},
+    "top_n": integer(1, MAX_INPUTS, "Documents to give back; all by default."),
+    "return_documents": flag("Repeat the documents in the answer."),
+    "return_text": flag("The same, in TEI's form."),
+    "raw_scores": flag("Scores as the model gives them, without the sigmoid."),
+    "max_tokens_per_doc": integer(1, MAX_TOKEN_ID, "Cut documents that do not fit (Cohere's)."),
+    "truncate": _CUT["truncate"],
+    **_TRUNCATE,
+}
+SCORE: Final[dict[str, Schema]] = {
+    **_MODEL,
+    "text_1": _texts("One text for all, or as many as the others."),
+    "text_2": _texts("The texts to score.", _DOCUMENT),
+    "queries": _texts("`text_1` under another name."),
+    "documents": _texts("`text_2` under another name.", _DOCUMENT),
+    **_TRUNCATE,
+}
+CLASSIFY: Final[dict[str, Schema]] = {**_MODEL, "input": _texts("The texts to classify."), **_TRUNCATE}
+EMBED: Final[dict[str, Schema]] = {
+    "inputs": _texts("A text or a list of texts."),
+    "normalize": flag("Only true is possible."),
+    "dimensions": EMBEDDINGS["dimensions"],
+    **_CUT,
+}
+PREDICT: Final[dict[str, Schema]] = {
+    "inputs": _texts("A text or a list of texts."),
+    "raw_scores": RERANK["raw_scores"],
+    **_CUT,
+}
+
+_NUMBER: Final[Schema] = {"type": "number"}
+_COUNT: Final[Schema] = {"type": "integer", "minimum": 0}
+_USAGE: Final[Schema] = {
+    "type": "object",
+    "properties": {"prompt_tokens": _COUNT, "total_tokens": _COUNT},
+    "required": ["prompt_tokens", "total_tokens"],
+}
+
+
+def _object(**properties: Schema) -> Schema:
+    return {"type": "object", "properties": properties, "required": list(properties)}
+
+
+def _list(item: Schema) -> Schema:
+    return {"type": "array", "items": item}
+
+
+_CLASS: Final = _object(score=_NUMBER, label=_TEXT)
+_RESULT: Final[Schema] = {
+    "type": "object",
+    "properties": {"index": _COUNT, "relevance_score": _NUMBER, "document": _object(text=_TEXT)},
+    "required": ["index", "relevance_score"],
+}
+_TEI_RESULT: Final[Schema] = {
+    "type": "object",
+    "properties": {"index": _COUNT, "score": _NUMBER, "text": _TEXT},
+    "required": ["index", "score"],
+}
+ENCODE_ANSWERS: Final[dict[str, Schema]] = {
+    "Embeddings": _object(
+        object={"const": "list"},
+        data=_list(_object(object={"const": "embedding"}, index=_COUNT, embedding={"anyOf": [_TEXT, _list(_NUMBER)]})),
+        model=_TEXT,
+        usage=_USAGE,
+    ),
+    "Ranking": {
+        "anyOf": [
+            _object(id=_TEXT, model=_TEXT, results=_list(_RESULT), meta={"type": "object"}, usage=_USAGE),
+            _list(_TEI_RESULT),
+        ]
+    },
+    "Scores": _object(
+        id=_TEXT,
+        object={"const": "list"},
+        model=_TEXT,
+        data=_list(_object(index=_COUNT, object={"const": "score"}, score=_NUMBER)),
+        usage=_USAGE,
+    ),
+    "Classes": _object(
+        id=_TEXT,
+        object={"const": "list"},
+        model=_TEXT,
+        data=_list(_object(index=_COUNT, label=_TEXT, probs=_list(_NUMBER), num_classes=_COUNT)),
+        usage=_USAGE,
+    ),
+    "Vectors": _list(_list(_NUMBER)),
+    "Predictions": {"anyOf": [_list(_CLASS), _list(_list(_CLASS))]},
+    "EncoderInfo": _object(
+        model_id=_TEXT,
+        model_type={"type": "object"},
+        max_input_length=_COUNT,
+        max_client_batch_size=_COUNT,
+        version=_TEXT,
+    ),
+}
