@@ -234,6 +234,10 @@ async def test_the_openapi_document_names_exactly_the_routes_that_are_served(mak
     status, text, _ = await house.get("/openapi.json")
 
     assert status == 200
+    described = set(json.loads(text)["paths"])
+    app = house.front.listener._config.app
+    unversioned = {path.removeprefix("/v1") for path in described}
+    assert {path.replace("{model:path}", "{model}") for path in app._known_paths} - unversioned <= described
     for path, item in json.loads(text)["paths"].items():
         for method in item:
             async with house.client.request(method, house.url(path.replace("{model}", "bytes"))) as response:
