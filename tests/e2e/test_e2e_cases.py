@@ -1,7 +1,7 @@
 """Cases from other servers' public bug reports, played against a real server of the demo model.
 
 `cases/openai_cases.jsonl` says what is sent and what is right; here each case has its check. A case without a check
-fails, and one that nothing serves yet is listed with the reason.
+fails, and one that this model cannot serve must be refused.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ CASES = {
     for line in (Path(__file__).parent / "cases" / "openai_cases.jsonl").read_text().splitlines()
     for case in [json.loads(line)]
 }
-NO_ENCODERS = "no encoder is served yet, so there are no embeddings and no reranking"
-LATER = {name: NO_ENCODERS for name in ("jc-027", "jc-028", "jc-029", "jc-030", "jc-061") if name in CASES}
+NO_ENCODERS = "the demo model is no encoder: it must refuse; encoders have tests of their own"
+REFUSED = {name: NO_ENCODERS for name in ("jc-027", "jc-028", "jc-029", "jc-030", "jc-061") if name in CASES}
 CHECKS: dict[str, Callable[[Play], None]] = {}
 
 
@@ -102,9 +102,9 @@ def check(*names: str) -> Callable[[Callable[[Play], None]], Callable[[Play], No
 
 @pytest.mark.parametrize("name", CASES)
 def test_case(name: str, demo_server: Any, request: pytest.FixtureRequest) -> None:
-    if name in LATER:
+    if name in REFUSED:
         answer = demo_server.post(CASES[name]["request"]["path"], CASES[name]["request"]["body"])
-        assert 400 <= answer.status < 500, LATER[name]
+        assert 400 <= answer.status < 500, REFUSED[name]
         assert answer.json()["error"]["message"]
         return
     # One hurts its server; a prompt that fills the context takes the demo model a minute.
