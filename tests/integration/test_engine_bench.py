@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 import pytest
 
@@ -9,6 +11,7 @@ from headrace.base.clock import SystemClock
 from headrace.engine.bench import BenchReport, report_head, report_table, run_bench
 from headrace.protocol.launch import WorkerLaunch
 from headrace.testing.tiny import write_tiny_llama
+from headrace.testing.tiny_bert import write_tiny_bert
 
 
 @pytest.fixture(scope="module")
@@ -39,3 +42,14 @@ def test_report_renders_as_table_and_json(report: BenchReport) -> None:
     assert all(len(row) == len(columns) for row in rows)
     assert "GB/s before" in report_head(report)
     assert msgspec.json.decode(msgspec.json.encode(report))["measures"][0]["name"] == "decode c=1"
+
+
+def test_a_model_that_makes_vectors_is_measured_by_its_texts(tmp_path: Path) -> None:
+    write_tiny_bert(tmp_path)
+
+    report = run_bench(WorkerLaunch(str(tmp_path), "tiny", -1), SystemClock())
+
+    assert [row.name for row in report.measures] == ["encode 1×32", "encode 32×32"]
+    for row, tokens in zip(report.measures, (32, 32 * 32), strict=True):
+        assert row.tokens_per_s == pytest.approx(tokens / row.step_s)
+    assert report.measures[1].bytes_moved > report.measures[0].bytes_moved

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from headrace.base.clock import Clock
 from headrace.base.errors import EngineError
+from headrace.engine.encode_bench import SHAPES, time_encoding
 from headrace.engine.executor import Executor, Float32s, Int32s, StepVm
 from headrace.engine.loader import Inspection, inspect, load, make_executor
 from headrace.engine.scheduler import Scheduler
@@ -40,7 +41,7 @@ class Measure:
     """One row of the report.
 
     Args:
-        name: ``decode c=8``, ``prefill 512``.
+        name: ``decode c=8``, ``prefill 512``, ``encode 32×256`` (texts, tokens of each).
         tokens_per_s: of the median step (decode) or run (prefill), all sequences together.
         step_s, step_low_s, step_high_s: median, 10th and 90th percentile of a step (decode) or run (prefill).
         overhead_s: median of the time outside the VM call per step.
@@ -90,6 +91,8 @@ def run_bench(
 ) -> BenchReport:
     """Loads the model and measures it; lengths that its context does not hold are left out.
 
+    A model that makes vectors is measured in ``encode_bench.SHAPES``; batches and lengths are not for it.
+
     Raises:
         ModelError, ConfigError, MachineError: as loading does.
         EngineError: a request of the measurement failed.
@@ -108,15 +111,24 @@ def run_bench(
         return median(probe_bandwidth(probe_bytes, launch.threads, _PROBE_S) for _ in range(3))
 
     bandwidth_before = probe()
-    bench = _Bench(inspection, loaded.vm, clock)
     runs: list[_Run] = []
-    for batch in decode_batches:
-        progress(f"decode c={batch}")
-        runs.append(bench.decode(batch, decode_steps))
-    for length in prefill_lengths:
-        if length < inspection.pool.context_tokens:
-            progress(f"prefill {length}")
-            runs.append(bench.prefill(length))
+    if inspection.encode_config is not None:
+        for num_texts, length in SHAPES:
+            if length <= inspection.pool.context_tokens:
+                name = f"encode {num_texts}×{length}"
+                progress(name)
+                times = time_encoding(inspection, loaded, clock, num_texts, length)
+                cost = (times.bytes_moved, times.operations)
+                runs.append(_Run(name, num_texts * length, times.times_s, times.overheads_s, *cost))
+    else:
+        bench = _Bench(inspection, loaded.vm, clock)
+        for batch in decode_batches:
+            progress(f"decode c={batch}")
+            runs.append(bench.decode(batch, decode_steps))
+        for length in prefill_lengths:
+            if length < inspection.pool.context_tokens:
+                progress(f"prefill {length}")
+                runs.append(bench.prefill(length))
     bandwidth_after = probe()
     bandwidth = (bandwidth_before + bandwidth_after) / 2
     return BenchReport(
