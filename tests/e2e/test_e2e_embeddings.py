@@ -98,6 +98,8 @@ def test_whitespace_is_a_text_and_long_ones_can_be_cut(encoder: Server) -> None:
 def test_a_model_that_makes_vectors_generates_nothing_and_the_other_way_round(encoder: Server, server: Server) -> None:
     with pytest.raises(openai.BadRequestError, match="no text"):
         encoder.client.completions.create(model=encoder.model, prompt="sea")
+    with pytest.raises(openai.BadRequestError, match="no text"):
+        encoder.client.chat.completions.create(model=encoder.model, messages=[{"role": "user", "content": "sea"}])
     with pytest.raises(openai.BadRequestError, match="makes no vectors"):
         embed(server, "sea")
 

@@ -5,7 +5,7 @@
 
 An entry's name carries the key: a hash of the model's identity, the scheme, how each weight is put together, and this
 build. It appears by one rename, whole and flushed. It is mapped, every byte is checked, and behind the first requests
-it moves into memory with huge pages, which decode reads faster (``mapped``, docs/decisions/0005-packed-cache.md).
+it moves into memory with huge pages, which decode reads faster (``mapped``, docs/decisions/0009-packed-cache.md).
 Nothing here can fail a start: what goes wrong is a warning, and packing follows.
 """
 

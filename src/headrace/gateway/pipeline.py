@@ -256,6 +256,13 @@ class Run:
         options = self.request.options
         pipeline.check_model(options.model)
         identity = pipeline.check_ready()
+        if identity.vector_width:
+            raise RequestError(
+                f"the model {options.model or pipeline.served_names[0]!r} makes vectors or scores and generates no "
+                "text: use /v1/embeddings, /v1/rerank or /v1/classify",
+                param="model",
+                code="model_not_supported",
+            )
         pipeline.admission.check_room()
         self._deadlines.append(pipeline.deadlines.after(limits.request_timeout_s, self._on_total_timeout))
         self._queue_deadline = pipeline.deadlines.after(limits.queue_timeout_s, self._on_queue_timeout)

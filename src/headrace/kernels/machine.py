@@ -19,7 +19,7 @@ def why_not(machine: str | None = None, *, isa: str | None = None) -> str | None
         return None
     return (
         f"this machine is {name or 'of an unknown kind'}, and the kernels are written for x86-64 (AVX2, AVX-512): "
-        "there are none for it yet, NEON included (docs/decisions/0006-no-neon-yet.md)"
+        "there are none for it yet, NEON included (docs/decisions/0011-no-neon-yet.md)"
     )
 
 
