@@ -145,9 +145,13 @@ class Link:
             self._drop(peer, f"does not read: {len(peer.unsent)} bytes wait, the limit is {MAX_UNSENT_BYTES}")
 
     def send_all(self, frames: Iterable[FromWorker]) -> None:
-        """Sends frames to every peer that has said Hello."""
+        """Sends frames to every peer that has said Hello, to the supervisor last.
+
+        It tells people that the model is ready: then the fronts must know.
+        """
+        peer_ids = sorted(self.peer_ids, key=lambda peer_id: self._peers[peer_id].name == "supervisor")
         for frame in frames:
-            for peer_id in self.peer_ids:
+            for peer_id in peer_ids:
                 self.send(peer_id, frame)
 
     def close(self, linger_s: float = 1.0) -> None:
