@@ -133,8 +133,9 @@ def is_gone(pid: int) -> bool:
 
 
 def is_dead(pid: int) -> bool:
+    """Whether no thread is left: the first may be a zombie while another still dies in `accept` with a client."""
     try:
-        return process_state(pid) == "Z"
+        return process_state(pid) == "Z" and len(os.listdir(f"/proc/{pid}/task")) == 1
     except FileNotFoundError:
         return True
 
