@@ -243,7 +243,8 @@ def remove_entries(folder: Path, model_digest: str) -> int:
 def _clean(folder: Path, limit_bytes: int, spared: Path) -> None:
     """Removes what was left half-written, and the oldest entries until the others take ``limit_bytes``."""
     for path in folder.glob(f"*{_PARTIAL}"):
-        with contextlib.suppress(OSError), _opened(path) as fd:
+        # One that is gone meanwhile was another worker's, and is its entry now.
+        with contextlib.suppress(ModelError, OSError), _opened(path) as fd:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if _is_same(fd, path):
                 path.unlink()
