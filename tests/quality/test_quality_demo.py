@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 
 from headrace.engine.quality import Distributions, QualityReport, Subject, compare
-from headrace.engine.quality_bench import MAX_KL, shipped_text, text_windows
+from headrace.engine.quality_bench import MAX_KL, text_windows
 from headrace.registry.model import open_model
 from headrace.testing.derive import hf_tensors, tensors_sha256, write_bf16_folder
 from headrace.testing.gates import GATES, GREEDY_TOKENS, Gate
 from headrace.testing.golden import Golden, read_golden
+from headrace.text.prose import shipped_text
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 # Two thousand positions take half a minute on two busy cores.

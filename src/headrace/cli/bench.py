@@ -110,8 +110,9 @@ def quality(
     """
     from headrace.base.errors import ConfigError
     from headrace.cli.serve import require_native_library, resolve_model
-    from headrace.engine.quality_bench import quality_table, read_text, run_quality, shipped_text
+    from headrace.engine.quality_bench import quality_table, run_quality
     from headrace.fleet.launch import worker_launch
+    from headrace.text.prose import SHIPPED_NAME, read_text, shipped_text
 
     names = [name.strip() for name in quantization.split(",") if name.strip()]
     unknown = [name for name in names if name not in set(Quantization)]
@@ -134,7 +135,7 @@ def quality(
     report = run_quality(
         found.path,
         content,
-        text_name="wonderland (chapters I to III)" if text is None else text.name,
+        text_name=SHIPPED_NAME if text is None else text.name,
         quantizations=names,
         positions=positions,
         max_kl=max_kl,

@@ -2,16 +2,12 @@
 
 The reference is the exact path on the same files: f32 weights, activations and KV. So ``none`` shows what the served
 form of the file costs (bf16 or 8-bit activations, bf16 KV), ``int8`` and ``int4`` what quantising at load adds.
-
-The text is chapters I to III of *Alice's Adventures in Wonderland* by Lewis Carroll (1865), in the public domain; the
-source is the Millennium Fulcrum edition 2.9, its lines joined to paragraphs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +26,6 @@ from headrace.text.tokenizer import Tokenizer
 
 MAX_KL = 0.02
 """Mean KL in nats that a quantisation may cost; perplexity rises by about as much, 2 %."""
-MAX_TEXT_BYTES = 2**20
 _WINDOW_TOKENS = 512
 """The text is read in pieces of this length, each with the model's opening token in front."""
 _LEAST_POSITIONS = 16
@@ -76,30 +71,6 @@ class QualityBench:
     max_kl: float
     is_within: bool
     measured: tuple[Measured, ...]
-
-
-def shipped_text() -> str:
-    """Returns the text that ships with Headrace, 31 kB of English prose."""
-    return (resources.files("headrace.engine") / "data" / "wonderland.txt").read_text("utf-8")
-
-
-def read_text(path: Path) -> str:
-    """Returns a text of one's own.
-
-    Raises:
-        ConfigError: the file is missing, too large, or not UTF-8.
-    """
-    try:
-        with path.open("rb") as file:
-            content = file.read(MAX_TEXT_BYTES + 1)
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
-    if len(content) > MAX_TEXT_BYTES:
-        raise ConfigError(f"{path}: the text has more than {MAX_TEXT_BYTES} bytes, the limit: give a part of it")
-    try:
-        return content.decode()
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: is not UTF-8 text ({error.reason} at byte {error.start})") from error
 
 
 def run_quality(

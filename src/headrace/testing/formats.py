@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headrace.engine.quality import QualityReport, Subject, compare
-from headrace.engine.quality_bench import shipped_text, text_windows
+from headrace.engine.quality_bench import text_windows
 from headrace.registry.formats.gguf import open_gguf
 from headrace.registry.model import open_model
 from headrace.testing.derive import dequantise
 from headrace.testing.packed_models import Packing, write_packed_folder
 from headrace.testing.tiny_blocks import SUPER_BLOCK, encode
 from headrace.testing.tiny_files import gguf_bytes
+from headrace.text.prose import shipped_text
 
 
 @dataclass(frozen=True, slots=True)

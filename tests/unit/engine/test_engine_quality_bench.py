@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from headrace.base.errors import ConfigError, ModelTooLargeError, ModelUnsupportedError
 from headrace.cli.main import app
-from headrace.engine.quality_bench import QualityBench, quality_table, read_text, run_quality, shipped_text
+from headrace.engine.quality_bench import QualityBench, quality_table, run_quality
 from headrace.testing.tiny import write_tiny_gguf, write_tiny_llama
 from headrace.testing.tiny_bert import write_tiny_bert
 
@@ -90,26 +90,6 @@ def test_an_encoder_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(ModelUnsupportedError, match="is encoder-only; only models that predict next tokens do"):
         run_quality(tmp_path / "bert", TEXT, text_name="cats")
-
-
-def test_the_shipped_text_is_plain_english_prose() -> None:
-    text = shipped_text()
-
-    assert 20_000 < len(text) < 60_000
-    assert text.isascii()
-    assert text.startswith("CHAPTER I\n\nDown the Rabbit-Hole\n\nAlice was beginning")
-
-
-def test_texts_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "binary").write_bytes(b"ab\xff")
-    (tmp_path / "large").write_bytes(b"a" * (2**20 + 1))
-
-    with pytest.raises(ConfigError, match=r"is not UTF-8 text .* at byte 2"):
-        read_text(tmp_path / "binary")
-    with pytest.raises(ConfigError, match="more than 1048576 bytes"):
-        read_text(tmp_path / "large")
-    with pytest.raises(ConfigError, match="cannot be read"):
-        read_text(tmp_path / "none")
 
 
 def test_the_command_prints_json_and_says_no_with_its_exit_code(tiny: Path, tmp_path: Path) -> None:
