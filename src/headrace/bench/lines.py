@@ -8,7 +8,7 @@ The form is seen from a line's keys, so files need no option that names it and m
     {"query": "...", "documents": [...], ...}                    rerank
     {"custom_id": "...", "url": "/v1/...", "body": {...}}        OpenAI batch
     {"conversations": [{"from": "human", "value": "..."}, ...]}  ShareGPT
-    {"turns": ["...", {"content": "...", "delay_s": 2}], ...}    a conversation whose answers the server gives
+    {"turns": ["...", {"content": "...", "pause_s": 2}], ...}    a conversation whose answers the server gives
     {"timestamp": ms, "input_length": n, "output_length": n, "hash_ids": [...]}    Mooncake trace
 
 Source: the OpenAI API reference; the ShareGPT dump; the trace of "Mooncake: A KVCache-centric Disaggregated
@@ -23,17 +23,12 @@ from typing import Final
 import numpy as np
 
 from headrace.bench.prompts import PromptMaker
-from headrace.bench.samples import FollowUp, Operation, Sample
+from headrace.bench.records import Operation
+from headrace.bench.sample import PATHS, Sample
 
 MAX_TRACE_TOKENS: Final = 2_000_000
 TRACE_BLOCK_TOKENS: Final = 512
 _SENDER_KEYS: Final = frozenset({"model", "stream", "stream_options", "at_s"})
-_PATHS: Final = {
-    "/chat/completions": Operation.CHAT,
-    "/completions": Operation.COMPLETIONS,
-    "/embeddings": Operation.EMBEDDINGS,
-    "/rerank": Operation.RERANK,
-}
 _HUMAN: Final = frozenset({"human", "user"})
 _ASSISTANT: Final = frozenset({"gpt", "assistant", "chatgpt", "bing", "bard", "model"})
 
@@ -54,7 +49,7 @@ class LineReader:
         self._prompts = prompts
         self._seed = seed
 
-    def sample(self, found: object, *, index: int, line: int) -> Sample:
+    def sample(self, found: object, line: int) -> Sample:
         """Gives the sample of one JSON value.
 
         Raises:
@@ -63,19 +58,19 @@ class LineReader:
         if not isinstance(found, dict):
             raise LineError(f"is {_kind(found)}, not a JSON object")
         if "body" in found and ("url" in found or "custom_id" in found):
-            return _batch_line(found, index, line)
+            return _batch_line(found, line)
         if "conversations" in found:
-            return _share_gpt(found, index, line)
+            return _share_gpt(found, line)
         if "turns" in found:
-            return _session(found, index, line)
+            return _session(found, line)
         if "input_length" in found:
             at_s = _number(found, "timestamp") / 1000 if "timestamp" in found else None
             tokens = _count(found, "input_length"), _count(found, "output_length")
-            return self.trace_sample(*tokens, at_s=at_s, index=index, line=line, blocks=_block_ids(found))
-        return _request(found, index, line)
+            return self.trace_sample(*tokens, at_s=at_s, line=line, blocks=_block_ids(found))
+        return _request(found, line)
 
     def trace_sample(
-        self, input_tokens: int, output_tokens: int, *, at_s: float | None, index: int, line: int, blocks: list[int]
+        self, input_tokens: int, output_tokens: int, *, at_s: float | None, line: int, blocks: list[int]
     ) -> Sample:
         """Gives a chat request of these lengths.
 
@@ -89,70 +84,70 @@ class LineReader:
             content = prefix
         else:
             content = self._prompts.extend(prefix, input_tokens, random)
-        body = {"messages": [{"role": "user", "content": content}], "max_tokens": output_tokens}
-        return Sample(index, line, Operation.CHAT, body, at_s)
+        body: dict[str, object] = {"messages": [_user(content)], "max_tokens": output_tokens}
+        return Sample("chat", body, line, at_s)
 
 
-def _request(found: Mapping[str, object], index: int, line: int, operation: Operation | None = None) -> Sample:
+def _request(found: Mapping[str, object], line: int, operation: Operation | None = None) -> Sample:
     at_s = _number(found, "at_s") if "at_s" in found else None
     body = {key: value for key, value in found.items() if key not in _SENDER_KEYS}
     seen = _operation_of(body)
     if seen is None:
         keys = ", ".join(list(found)[:6]) or "none"
         raise LineError(f"has none of messages, prompt, input, query, conversations, turns, input_length; keys: {keys}")
-    if operation is not None and operation is not seen:
+    if operation is not None and operation != seen:
         raise LineError(f"goes to {operation}, but its body is of {seen}")
     _check_body(body, seen)
-    return Sample(index, line, seen, body, at_s)
+    return Sample(seen, body, line, at_s)
 
 
 def _operation_of(body: Mapping[str, object]) -> Operation | None:
     if "messages" in body:
-        return Operation.CHAT
+        return "chat"
     if "query" in body:
-        return Operation.RERANK
+        return "rerank"
     if "prompt" in body:
-        return Operation.COMPLETIONS
-    return Operation.EMBEDDINGS if "input" in body else None
+        return "completions"
+    return "embeddings" if "input" in body else None
 
 
 def _check_body(body: Mapping[str, object], operation: Operation) -> None:
     """Only what makes a line senseless; whether a server takes it is the server's to say."""
-    if operation is Operation.CHAT:
+    if operation == "chat":
         messages = body["messages"]
         if not isinstance(messages, list) or not messages:
             raise LineError(f"messages is {_kind(messages)}, a list with at least one message is needed")
         for at, message in enumerate(messages):
             if not isinstance(message, dict) or not isinstance(message.get("role"), str):
                 raise LineError(f"messages[{at}] is no object with a role")
-    elif operation is Operation.RERANK:
+    elif operation == "rerank":
         documents = body.get("documents", body.get("texts"))
         if not isinstance(body["query"], str):
             raise LineError(f"query is {_kind(body['query'])}, a string is needed")
         if not isinstance(documents, list) or not documents:
             raise LineError("documents (or texts) is missing or empty")
     else:
-        key = "prompt" if operation is Operation.COMPLETIONS else "input"
+        key = "prompt" if operation == "completions" else "input"
         if not isinstance(body[key], str | list) or not body[key]:
             raise LineError(f"{key} is {_kind(body[key])}, a string or list is needed that is not empty")
 
 
-def _batch_line(found: Mapping[str, object], index: int, line: int) -> Sample:
+def _batch_line(found: Mapping[str, object], line: int) -> Sample:
     body = found["body"]
     if not isinstance(body, dict):
         raise LineError(f"body is {_kind(body)}, not a JSON object")
     url = found.get("url", "")
-    operation = next((kind for path, kind in _PATHS.items() if isinstance(url, str) and url.endswith(path)), None)
+    operation = next((kind for kind, path in PATHS.items() if url == path), None)
     if url and operation is None:
-        raise LineError(f"url is {url!r}, known are /v1{', /v1'.join(_PATHS)}")
-    return _request(body, index, line, operation)
+        raise LineError(f"url is {url!r}, known are {', '.join(PATHS.values())}")
+    return _request(body, line, operation)
 
 
-def _share_gpt(found: Mapping[str, object], index: int, line: int) -> Sample:
+def _share_gpt(found: Mapping[str, object], line: int) -> Sample:
     turns = found["conversations"]
     if not isinstance(turns, list):
         raise LineError(f"conversations is {_kind(turns)}, not a list")
-    system: list[dict[str, str]] = []
+    system: list[dict[str, object]] = []
     users: list[str] = []
     for at, turn in enumerate(turns):
         if not isinstance(turn, dict):
@@ -169,10 +164,10 @@ def _share_gpt(found: Mapping[str, object], index: int, line: int) -> Sample:
             raise LineError(f"conversations[{at}].from is {role!r}, known are human, gpt and system")
     if not users:
         raise LineError("no turn is of a human with words in it")
-    return _conversation(system, [FollowUp(text) for text in users], {}, None, index, line)
+    return _conversation(system, [(text, 0.0) for text in users], {}, None, line)
 
 
-def _session(found: Mapping[str, object], index: int, line: int) -> Sample:
+def _session(found: Mapping[str, object], line: int) -> Sample:
     listed = found["turns"]
     if not isinstance(listed, list) or not listed:
         raise LineError(f"turns is {_kind(listed)}, a list with at least one turn is needed")
@@ -181,27 +176,38 @@ def _session(found: Mapping[str, object], index: int, line: int) -> Sample:
         content = turn.get("content") if isinstance(turn, dict) else turn
         if not isinstance(content, str) or not content:
             raise LineError(f"turns[{at}] is no text and no object with content")
-        delay_s = _number(turn, "delay_s") if isinstance(turn, dict) and "delay_s" in turn else 0.0
-        turns.append(FollowUp(content, delay_s))
+        pause_s = _number(turn, "pause_s") if isinstance(turn, dict) and "pause_s" in turn else 0.0
+        turns.append((content, pause_s))
     system = found.get("system")
     if system is not None and not isinstance(system, str):
         raise LineError(f"system is {_kind(system)}, a string is needed")
-    head = [] if system is None else [{"role": "system", "content": system}]
+    head: list[dict[str, object]] = [] if system is None else [{"role": "system", "content": system}]
     rest = {key: value for key, value in found.items() if key not in _SENDER_KEYS | {"turns", "system"}}
     at_s = _number(found, "at_s") if "at_s" in found else None
-    return _conversation(head, turns, rest, at_s, index, line)
+    return _conversation(head, turns, rest, at_s, line)
 
 
 def _conversation(
-    system: list[dict[str, str]],
-    turns: list[FollowUp],
+    system: list[dict[str, object]],
+    turns: list[tuple[str, float]],
     rest: Mapping[str, object],
     at_s: float | None,
-    index: int,
     line: int,
 ) -> Sample:
-    messages = [*system, {"role": "user", "content": turns[0].content}]
-    return Sample(index, line, Operation.CHAT, {**rest, "messages": messages}, at_s, tuple(turns[1:]))
+    messages = [*system, _user(turns[0][0])]
+    pauses_s = tuple(pause_s for _, pause_s in turns[1:])
+    return Sample(
+        "chat",
+        {**rest, "messages": messages},
+        line,
+        at_s,
+        tuple((_user(content),) for content, _ in turns[1:]),
+        pauses_s if any(pauses_s) else (),
+    )
+
+
+def _user(content: str) -> dict[str, object]:
+    return {"role": "user", "content": content}
 
 
 def _block_ids(found: Mapping[str, object]) -> list[int]:

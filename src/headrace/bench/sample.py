@@ -30,6 +30,7 @@ class Sample(msgspec.Struct, frozen=True, omit_defaults=True):
         line: in its file, from 1; 0 where it is made up.
         at_s: of a trace: seconds after its first request; None elsewhere.
         follow_ups: of a conversation: the messages that each further turn adds after the answer to the one before.
+        pauses_s: how long the user thinks before each of ``follow_ups``; empty for not at all.
     """
 
     operation: Operation
@@ -37,6 +38,7 @@ class Sample(msgspec.Struct, frozen=True, omit_defaults=True):
     line: int = 0
     at_s: float | None = None
     follow_ups: tuple[tuple[dict[str, object], ...], ...] = ()
+    pauses_s: tuple[float, ...] = ()
 
 
 def is_streamed(operation: Operation, settings: Settings) -> bool:

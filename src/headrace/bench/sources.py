@@ -11,6 +11,7 @@ import json
 import math
 from collections.abc import Callable, Iterator
 from datetime import datetime
+from enum import StrEnum
 from pathlib import Path
 from typing import BinaryIO, Final, TextIO
 
@@ -20,7 +21,7 @@ from headrace.base.errors import ConfigError
 from headrace.base.units import format_bytes
 from headrace.bench.lines import MAX_TRACE_TOKENS, LineError, LineReader
 from headrace.bench.prompts import PromptMaker
-from headrace.bench.samples import OnBad, Sample, TellBad
+from headrace.bench.sample import Sample
 
 MAX_LINE_BYTES: Final = 16 * 2**20
 """A request of a million tokens has 5 MB; servers refuse larger bodies long before this."""
@@ -31,8 +32,17 @@ _TIME_COLUMNS: Final = ("timestamp", "arrivaltimestamp", "time")
 _INPUT_COLUMNS: Final = ("contexttokens", "requesttokens", "inputlength", "inputtokens")
 _OUTPUT_COLUMNS: Final = ("generatedtokens", "responsetokens", "outputlength", "outputtokens")
 
-Read = Callable[[int, int], Sample]
-"""Called with the sample's index and the line's number."""
+Read = Callable[[int], Sample]
+"""Called with the line's number; raises LineError."""
+TellBad = Callable[[int, str], None]
+"""Called with a line's number, from 1, and what is wrong with it."""
+
+
+class OnBad(StrEnum):
+    """What a line that is no request does: it is told and left out, or it ends the reading."""
+
+    SKIP = "skip"
+    STOP = "stop"
 
 
 def open_samples(
@@ -67,7 +77,7 @@ def open_samples(
         found = 0
         for line, read in _reads(file, path, reader):
             try:
-                sample = read(found, line)
+                sample = read(line)
             except LineError as error:
                 tell_bad(line, str(error))
                 if on_bad is OnBad.STOP:
@@ -108,12 +118,12 @@ def _json_lines(file: BinaryIO, reader: LineReader) -> Iterator[tuple[int, Read]
 
 
 def _decoded(text: bytes, reader: LineReader) -> Read:
-    def read(index: int, line: int) -> Sample:
+    def read(line: int) -> Sample:
         try:
             found = msgspec.json.decode(text)
         except (msgspec.DecodeError, RecursionError) as error:
             raise LineError(f"is not JSON: {error}") from error
-        return reader.sample(found, index=index, line=line)
+        return reader.sample(found, line)
 
     return read
 
@@ -169,11 +179,11 @@ def _broken(path: Path, line: int, reason: str) -> ConfigError:
 
 
 def _found(item: object, reader: LineReader) -> Read:
-    return lambda index, line: reader.sample(item, index=index, line=line)
+    return lambda line: reader.sample(item, line)
 
 
 def _refuse(reason: str) -> Read:
-    def read(_index: int, _line: int) -> Sample:
+    def read(_line: int) -> Sample:
         raise LineError(reason)
 
     return read
@@ -234,7 +244,7 @@ class _TraceClock:
 
 
 def _trace_row(row: list[str], columns: tuple[int, int, int], clock: _TraceClock, reader: LineReader) -> Read:
-    def read(index: int, line: int) -> Sample:
+    def read(line: int) -> Sample:
         if len(row) <= max(columns):
             raise LineError(f"has {len(row)} columns, at least {max(columns) + 1} are needed")
         counts = []
@@ -247,6 +257,6 @@ def _trace_row(row: list[str], columns: tuple[int, int, int], clock: _TraceClock
                 raise LineError(f"{name} tokens are {row[at]!r}, a whole number from 1 to {MAX_TRACE_TOKENS} is needed")
             counts.append(count)
         at_s = clock.since_first_s(row[columns[0]])
-        return reader.trace_sample(counts[0], counts[1], at_s=at_s, index=index, line=line, blocks=[])
+        return reader.trace_sample(counts[0], counts[1], at_s=at_s, line=line, blocks=[])
 
     return read

@@ -7,8 +7,8 @@ import pytest
 
 from headrace.base.errors import ConfigError
 from headrace.bench.prompts import PromptMaker
-from headrace.bench.samples import FollowUp, OnBad, Operation, Sample
-from headrace.bench.sources import MAX_LINE_BYTES, open_samples
+from headrace.bench.sample import Sample
+from headrace.bench.sources import MAX_LINE_BYTES, OnBad, open_samples
 
 
 def read(path: Path, text: str | bytes, **options: object) -> tuple[list[Sample], list[tuple[int, str]]]:
@@ -39,7 +39,7 @@ def test_openai_forms_are_seen_by_their_keys(
 ) -> None:
     (sample,), bad = read(tmp_path / "f.jsonl", json.dumps(line))
 
-    assert (sample.operation, sample.body, sample.line, bad) == (Operation(operation), body, 1, [])
+    assert (sample.operation, sample.body, sample.line, bad) == (operation, body, 1, [])
 
 
 def test_share_gpt_becomes_a_conversation_as_lines_and_as_array(tmp_path: Path) -> None:
@@ -54,14 +54,14 @@ def test_share_gpt_becomes_a_conversation_as_lines_and_as_array(tmp_path: Path) 
     from_array, bad = read(tmp_path / "a", json.dumps(dump, indent=1))
 
     assert [message["content"] for message in from_array[0].body["messages"]] == ["Be kind.", "One?"]  # type: ignore[attr-defined,index]
-    assert from_array[0].follow_ups == (FollowUp("Three?"),)
+    assert from_array[0].follow_ups == (({"role": "user", "content": "Three?"},),)
     assert [sample.body for sample in from_array] == [sample.body for sample in from_lines]
     assert [sample.line for sample in from_array] == [2, 23]
     assert bad == []
 
 
-def test_session_has_delays_and_its_other_fields_go_into_the_body(tmp_path: Path) -> None:
-    line = {"turns": ["a", {"content": "b", "delay_s": 1.5}], "system": "s", "max_tokens": 9, "at_s": 4}
+def test_session_has_pauses_and_its_other_fields_go_into_the_body(tmp_path: Path) -> None:
+    line = {"turns": ["a", {"content": "b", "pause_s": 1.5}], "system": "s", "max_tokens": 9, "at_s": 4}
 
     (sample,), _ = read(tmp_path / "f", json.dumps(line))
 
@@ -69,7 +69,7 @@ def test_session_has_delays_and_its_other_fields_go_into_the_body(tmp_path: Path
         "max_tokens": 9,
         "messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "a"}],
     }
-    assert (sample.follow_ups, sample.at_s) == ((FollowUp("b", 1.5),), 4.0)
+    assert (sample.follow_ups, sample.pauses_s, sample.at_s) == ((({"role": "user", "content": "b"},),), (1.5,), 4.0)
 
 
 def test_mooncake_trace_gives_arrivals_lengths_and_shared_blocks(tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ def test_bad_lines_are_named_by_number_and_reason_and_left_out(tmp_path: Path) -
     assert [line for line, _ in bad] == list(range(3, 3 + len(BAD_LINES)))
     for (_, reason), (_, expected) in zip(bad, BAD_LINES, strict=True):
         assert pytest.raises(AssertionError, match=expected).matches(AssertionError(reason)), reason
-    assert [(sample.index, sample.line) for sample in samples] == [(0, 1), (1, 3 + len(BAD_LINES))]
+    assert [sample.line for sample in samples] == [1, 3 + len(BAD_LINES)]
 
 
 def test_a_line_without_end_is_left_out_without_being_held(tmp_path: Path) -> None:
