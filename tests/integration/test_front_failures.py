@@ -227,7 +227,7 @@ async def test_a_first_token_that_does_not_come_is_a_504(make_house: Any) -> Non
     clock = ManualClock()
     house = await make_house(Script(default=Reply(hold_at_token=0)), clock=clock)
     answer = asyncio.create_task(house.post(CHAT_PATH, CHAT))
-    await until(lambda: any(run.record.started_at_s is not None for run in house.front.pipeline.open_runs))
+    await until(lambda: any(run.record.started_at_s is not None for run in house.front.pipeline.open_requests))
 
     clock.advance(32.0)
     status, body, _ = await answer

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from headrace.base.errors import ContextLengthError, DeadlineError, RequestError, WorkerLostError
-from headrace.gateway.pipeline import BACKSTOP_S, MAX_ATTEMPTS, Pipeline
+from headrace.gateway.pipeline import Pipeline
+from headrace.gateway.ticket import BACKSTOP_S, MAX_ATTEMPTS
 from headrace.protocol.frames import Encode, Encoded, Failed, Started, Welcome
 
 if TYPE_CHECKING:
@@ -163,7 +164,7 @@ async def _time_limit(timeout_s: float) -> AsyncIterator[None]:
 async def _run(pipeline: Pipeline, tokens: Tokens, dimensions: int | None, record: Record) -> list[bytes]:
     events = pipeline.replica.encode(
         Encode(
-            pipeline.next_id(),
+            next(pipeline.ids),
             tokens.inputs,
             second_starts=tokens.second_starts,
             dimensions=dimensions,

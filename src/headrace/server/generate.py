@@ -19,7 +19,8 @@ from headrace.base.ids import new_id
 from headrace.base.recorder import Recorder
 from headrace.gateway.deadlines import Deadline
 from headrace.gateway.ledger import Record
-from headrace.gateway.pipeline import Pipeline, Run
+from headrace.gateway.pipeline import Pipeline
+from headrace.gateway.run import Run
 from headrace.protocol import sse
 from headrace.protocol.answers import AnswerWriter, Choice, Writer
 from headrace.protocol.anthropic_answers import MessageWriter
@@ -105,7 +106,7 @@ class GenerateEndpoint(Endpoint):
         record.model = options.model
         record.is_stream = options.is_stream
         headers = self._note_ignored(options.ignored_fields + self._pipeline.renderer.ignored_values(request))
-        run = self._pipeline.run(request, record)
+        run = Run(self._pipeline, request, record)
         try:
             if options.is_stream:
                 await _Stream(exchange, run, self._writer(run), self._pipeline, self._settings, headers).send()
