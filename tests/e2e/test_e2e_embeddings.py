@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -131,3 +133,25 @@ def test_the_metrics_count_requests_and_tokens(encoder: Server) -> None:
 def test_the_model_list_names_it(encoder: Server, tmp_path: Path) -> None:
     (model,) = encoder.client.models.list().data
     assert model.id == "tests/bert"
+
+
+def test_a_batch_across_sigterm_is_answered_whole(tmp_path: Path) -> None:
+    write_tiny_bert(tmp_path / "tiny")
+    folder = tmp_path / "server"
+    folder.mkdir()
+    texts = [" ".join(WORDS[4 + (number + at) % 13] for at in range(30)) for number in range(3000)]
+    with serve(tmp_path / "tiny", folder, "--served-name", "tests/bert") as server:
+        supervisor = int(Path(f"/proc/{server.worker_pid()}/stat").read_text().rpartition(")")[2].split()[1])
+        with ThreadPoolExecutor(1) as pool:
+            batch = pool.submit(embed, server, texts)
+            deadline = time.monotonic() + 30
+            while server.metric("headrace_requests_running") == 0:
+                assert time.monotonic() < deadline
+            os.kill(supervisor, signal.SIGTERM)
+            answer = batch.result()
+
+    log = (folder / "log").read_text()
+    (drain,) = [json.loads(line) for line in log.splitlines() if '"drain_started"' in line and "open_requests" in line]
+    assert drain["open_requests"] == 1, "the batch was over before the signal came: send more"
+    assert [item.index for item in answer.data] == list(range(len(texts)))
+    assert answer.data[13].embedding == answer.data[0].embedding  # the texts repeat after 13

@@ -1,8 +1,8 @@
 """Inputs to what the worker makes of them, for every endpoint that does not generate: vectors, or scores of classes.
 
-    model look-up → readiness → tokenise → admission → encode → results
+    model look-up → readiness → tokenise → quarantine → admission → encode → results
 
-Nothing of an answer is seen before it is whole, so a request whose worker died is simply run once more.
+Nothing of an answer is seen before it is whole, so a request whose worker died is run once more whatever had come.
 """
 
 from __future__ import annotations
@@ -10,18 +10,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from headrace.base.errors import ContextLengthError, DeadlineError, RequestError, WorkerLostError
+from headrace.base.errors import ContextLengthError, RequestError, WorkerLostError
 from headrace.gateway.pipeline import Pipeline
-from headrace.gateway.ticket import BACKSTOP_S, MAX_ATTEMPTS
+from headrace.gateway.quarantine import fingerprint_inputs
+from headrace.gateway.ticket import BACKSTOP_S, Ticket
 from headrace.protocol.frames import Encode, Encoded, Failed, Started, Welcome
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
     from headrace.gateway.ledger import Record
     from headrace.gateway.render import Tokenizer
     from headrace.replica.events import EventStream
@@ -113,78 +111,74 @@ def check_encoder(pipeline: Pipeline, model: str) -> Welcome:
     return identity
 
 
-async def encode(
-    pipeline: Pipeline,
-    identity: Welcome,
-    tokenise: Tokenise,
-    record: Record,
-    executor: Executor,
-    *,
-    dimensions: int | None = None,
-) -> list[bytes]:
-    """Gives what the model makes of each input, f32 little-endian.
+class Encoding:
+    """One such request. ``run`` it, as often as needed, and ``close`` it in any case when its answer is out.
 
     Args:
-        identity: what ``check_encoder`` gave.
+        model: what the request calls the model.
         record: gets the tokens and moments.
         executor: where texts become tokens.
 
     Raises:
-        HeadraceError: the request is refused, or failed.
+        HeadraceError: the model is unknown, not ready, or generates.
     """
-    pipeline.admission.check_room()
-    reader = Reader(pipeline.kit.tokenizer, pipeline.context_tokens(identity), identity.vocab_size)
-    async with _time_limit(pipeline.limits.request_timeout_s):
-        tokens = await asyncio.get_running_loop().run_in_executor(executor, tokenise, reader)
-        record.prompt_tokens = sum(map(len, tokens.inputs))
-        weight = await pipeline.admission.enter(1, lambda _: None)
-        try:
-            while True:
-                pipeline.check_ready()
-                record.num_attempts += 1
-                try:
-                    return await _run(pipeline, tokens, dimensions, record)
-                except WorkerLostError:
-                    if record.num_attempts >= MAX_ATTEMPTS or pipeline.is_draining:
-                        raise
-                    await pipeline.replica.wait_ready()
-        finally:
-            pipeline.admission.leave(weight)
 
+    def __init__(self, pipeline: Pipeline, model: str, record: Record, executor: Executor) -> None:
+        self.identity = check_encoder(pipeline, model)
+        self.record = record
+        self._pipeline = pipeline
+        self._executor = executor
+        self._ticket = Ticket(pipeline, record, is_stream=False)
 
-@asynccontextmanager
-async def _time_limit(timeout_s: float) -> AsyncIterator[None]:
-    try:
-        async with asyncio.timeout(timeout_s):
-            yield
-    except TimeoutError as error:
-        raise DeadlineError(f"the request ran out of its {timeout_s:g} s") from error
+    async def run(self, tokenise: Tokenise, *, dimensions: int | None = None) -> list[bytes]:
+        """Gives what the model makes of each input, f32 little-endian. Call it once.
 
-
-async def _run(pipeline: Pipeline, tokens: Tokens, dimensions: int | None, record: Record) -> list[bytes]:
-    events = pipeline.replica.encode(
-        Encode(
+        Raises:
+            HeadraceError: the request is refused, or failed.
+        """
+        pipeline, ticket, identity = self._pipeline, self._ticket, self.identity
+        ticket.start_clocks()
+        reader = Reader(pipeline.kit.tokenizer, pipeline.context_tokens(identity), identity.vocab_size)
+        loop = asyncio.get_running_loop()
+        tokens = await ticket.until_failed(loop.run_in_executor(self._executor, tokenise, reader))
+        self.record.prompt_tokens = sum(map(len, tokens.inputs))
+        request = Encode(
             next(pipeline.ids),
             tokens.inputs,
             second_starts=tokens.second_starts,
             dimensions=dimensions,
             timeout_s=pipeline.limits.request_timeout_s + BACKSTOP_S,
         )
-    )
-    try:
-        return await _collect(events, [b""] * len(tokens.inputs), pipeline, record)
-    finally:
-        events.close()
 
+        def identify() -> bytes:
+            return fingerprint_inputs(request.inputs)
 
-async def _collect(events: EventStream, results: list[bytes], pipeline: Pipeline, record: Record) -> list[bytes]:
-    while arrived := await events.take():
-        for event in arrived:
-            match event:
-                case Encoded():
-                    results[event.index] = event.vector
-                case Started():
-                    record.started_at_s = pipeline.clock.now_s()
-                case Failed():
-                    raise pipeline.error_of(event)
-    return results
+        ticket.check_suspect(identify)
+        await ticket.enter(1)
+        pipeline.check_ready()
+        while True:
+            events = ticket.submit(lambda: pipeline.replica.encode(request))
+            try:
+                return await self._collect(events, [b""] * len(request.inputs))
+            except WorkerLostError:
+                await ticket.outlive_worker(identify)
+
+    def close(self) -> None:
+        """Ends what still runs and gives everything back; safe to call again."""
+        self._ticket.close()
+
+    async def _collect(self, events: EventStream, results: list[bytes]) -> list[bytes]:
+        has_output = False
+        while arrived := await events.take():
+            for event in arrived:
+                match event:
+                    case Encoded():
+                        results[event.index] = event.vector
+                        has_output = True
+                    case Started():
+                        self._ticket.note_started()
+                    case Failed():
+                        raise self._pipeline.error_of(event)
+            if has_output:
+                self._ticket.note_output()
+        return results

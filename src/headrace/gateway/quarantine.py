@@ -31,6 +31,15 @@ def fingerprint(submits: tuple[Submit, ...]) -> bytes:
     return digest.digest()
 
 
+def fingerprint_inputs(inputs: list[list[int]]) -> bytes:
+    """Gives the identity of texts to encode."""
+    digest = hashlib.blake2b(digest_size=16)
+    for ids in inputs:
+        digest.update(array("q", ids).tobytes())
+        digest.update(b"%d;" % len(ids))
+    return digest.digest()
+
+
 class Quarantine:
     """Counts worker deaths per fingerprint, for ``BLOCKED_S``."""
 

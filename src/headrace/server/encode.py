@@ -11,11 +11,10 @@ from typing import Generic, Protocol, TypeVar
 from headrace.base.errors import RequestError
 from headrace.base.ids import new_id
 from headrace.base.recorder import Recorder
-from headrace.gateway.encoding import Reader, Tokens, check_encoder, encode
+from headrace.gateway.encoding import Encoding, Reader, Tokens
 from headrace.gateway.ledger import Record
 from headrace.gateway.pipeline import Pipeline
 from headrace.protocol.embeddings import EmbeddingRequest, embeddings_body, values_of
-from headrace.protocol.frames import Welcome
 from headrace.protocol.rerank import (
     ClassifyRequest,
     ScoreRequest,
@@ -62,21 +61,25 @@ class EncodeEndpoint(Endpoint, Generic[_R]):
         self._max_body_bytes = max_body_bytes
 
     @abstractmethod
-    async def _answer(self, request: _R, identity: Welcome, record: Record) -> bytes:
+    async def _answer(self, request: _R, encoding: Encoding) -> bytes:
         """Gives the body of the answer."""
 
     async def _serve(self, exchange: Exchange, record: Record) -> None:
         request = await self._read(exchange, self._parse, self._max_body_bytes)
         record.model = request.model or self._pipeline.served_names[0]
         headers = self._note_ignored(request.unknown)
-        identity = check_encoder(self._pipeline, record.model)
-        await exchange.answer(200, await self._answer(request, identity, record), headers)
+        encoding = Encoding(self._pipeline, record.model, record, self._executor)
+        try:
+            await exchange.answer(200, await self._answer(request, encoding), headers)
+        finally:
+            encoding.close()
 
 
 class Embeddings(EncodeEndpoint[EmbeddingRequest]):
     """``POST /v1/embeddings``, and TEI's ``/embed``."""
 
-    async def _answer(self, request: EmbeddingRequest, identity: Welcome, record: Record) -> bytes:
+    async def _answer(self, request: EmbeddingRequest, encoding: Encoding) -> bytes:
+        identity, record = encoding.identity, encoding.record
         if identity.labels:
             raise _refused(record, "classifies and makes no vectors: use /v1/classify or /v1/rerank")
         width = identity.vector_width
@@ -90,9 +93,7 @@ class Embeddings(EncodeEndpoint[EmbeddingRequest]):
             given = enumerate(request.inputs)
             return Tokens([reader.ids(text, name.format(at), request.truncate_tokens) for at, text in given])
 
-        vectors = await encode(
-            self._pipeline, identity, tokenise, record, self._executor, dimensions=request.dimensions
-        )
+        vectors = await encoding.run(tokenise, dimensions=request.dimensions)
         loop = asyncio.get_running_loop()
         if request.is_tei:
             return await loop.run_in_executor(self._executor, embed_body, vectors)
@@ -104,22 +105,23 @@ class Embeddings(EncodeEndpoint[EmbeddingRequest]):
 class Scores(EncodeEndpoint[ScoreRequest]):
     """Rerank and score: by a cross-encoder of one class, or by the angle between the vectors of an embedding model."""
 
-    async def _answer(self, request: ScoreRequest, identity: Welcome, record: Record) -> bytes:
+    async def _answer(self, request: ScoreRequest, encoding: Encoding) -> bytes:
+        identity, record = encoding.identity, encoding.record
         if len(identity.labels) > 1:
             raise _refused(record, f"has {len(identity.labels)} classes; one is needed to score: use /v1/classify")
-        scores = await (self._crossed if identity.labels else self._compared)(request, identity, record)
+        scores = await (self._crossed if identity.labels else self._compared)(request, encoding)
         return scores_body(request, scores, new_id("rerank"), record.model, record.prompt_tokens)
 
-    async def _crossed(self, request: ScoreRequest, identity: Welcome, record: Record) -> list[float]:
+    async def _crossed(self, request: ScoreRequest, encoding: Encoding) -> list[float]:
         def tokenise(reader: Reader) -> Tokens:
             queries = request.queries * (len(request.documents) if len(request.queries) == 1 else 1)
             return reader.pairs(queries, request.documents, "documents", request.truncate_tokens)
 
-        results = await encode(self._pipeline, identity, tokenise, record, self._executor)
+        results = await encoding.run(tokenise)
         raw = [values_of(result)[0] for result in results]
         return raw if request.is_raw else [sigmoid(value) for value in raw]
 
-    async def _compared(self, request: ScoreRequest, identity: Welcome, record: Record) -> list[float]:
+    async def _compared(self, request: ScoreRequest, encoding: Encoding) -> list[float]:
         texts = [*request.queries, *request.documents]
 
         def tokenise(reader: Reader) -> Tokens:
@@ -128,9 +130,7 @@ class Scores(EncodeEndpoint[ScoreRequest]):
             found = zip(texts, names, strict=True)
             return Tokens([reader.ids(text, name, request.truncate_tokens) for text, name in found])
 
-        vectors = [
-            values_of(result) for result in await encode(self._pipeline, identity, tokenise, record, self._executor)
-        ]
+        vectors = [values_of(result) for result in await encoding.run(tokenise)]
         queries, documents = vectors[: len(request.queries)], vectors[len(request.queries) :]
         return [
             sum(a * b for a, b in zip(queries[at % len(queries)], document, strict=True))
@@ -141,7 +141,8 @@ class Scores(EncodeEndpoint[ScoreRequest]):
 class Classes(EncodeEndpoint[ClassifyRequest]):
     """``POST /v1/classify``, and TEI's ``/predict``."""
 
-    async def _answer(self, request: ClassifyRequest, identity: Welcome, record: Record) -> bytes:
+    async def _answer(self, request: ClassifyRequest, encoding: Encoding) -> bytes:
+        identity, record = encoding.identity, encoding.record
         if not identity.labels:
             raise _refused(record, "makes vectors and classifies nothing: use /v1/embeddings")
 
@@ -149,7 +150,7 @@ class Classes(EncodeEndpoint[ClassifyRequest]):
             given = enumerate(request.inputs)
             return Tokens([reader.ids(text, f"input[{at}]", request.truncate_tokens) for at, text in given])
 
-        results = await encode(self._pipeline, identity, tokenise, record, self._executor)
+        results = await encoding.run(tokenise)
         if request.is_tei:
             return predict_body(request, results, identity.labels)
         return classes_body(results, identity.labels, new_id("classify"), record.model, record.prompt_tokens)

@@ -16,6 +16,7 @@ import asyncio
 import os
 import signal
 import socket
+from array import array
 from collections.abc import Callable, Coroutine, Iterable
 from enum import StrEnum
 from pathlib import Path
@@ -31,6 +32,8 @@ from headrace.protocol.frames import (
     Abort,
     Drain,
     EchoLogprobs,
+    Encode,
+    Encoded,
     Event,
     Failed,
     Finished,
@@ -80,8 +83,8 @@ class Reply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         ids: token ids to say instead of ``text``.
         time_to_first_token_s: wait before the first token.
         inter_token_s: wait before each further token.
-        fault, fault_at_token: what goes wrong, after how many sent tokens.
-        hold_at_token: after this many tokens wait for ``MockWorker.release``; None never waits.
+        fault, fault_at_token: what goes wrong, after how many sent tokens (or vectors).
+        hold_at_token: after this many tokens (or vectors) wait for ``MockWorker.release``; None never waits.
         cached_tokens: prompt tokens to report as found in the prefix cache.
     """
 
@@ -96,7 +99,12 @@ class Reply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Script(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How the worker behaves. ``loading_s`` None loads until ``MockWorker.finish_loading`` is called."""
+    """How the worker behaves.
+
+    Args:
+        loading_s: None loads until ``MockWorker.finish_loading`` is called.
+        vector_width: elements of a vector; 0 is a model that generates.
+    """
 
     replies: list[Reply] = []
     default: Reply = Reply()
@@ -109,6 +117,7 @@ class Script(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     model_digest: str = "mock"
     total_blocks: int = 128
     predicted_step_s: float = 0.01
+    vector_width: int = 0
 
 
 def encode_bytes(text: str) -> list[int]:
@@ -149,7 +158,7 @@ class MockWorker:
         die: Callable[[], None] | None = None,
     ) -> None:
         self.script = script or Script()
-        self.received: list[Submit] = []
+        self.received: list[Submit | Encode] = []
         self.aborted: list[str] = []
         self.num_steps = 0
         self.state = WorkerState.LOADING
@@ -296,7 +305,7 @@ class MockWorker:
                             self._greet(peer)
                         case _ if not has_greeted:
                             return
-                        case Submit():
+                        case Submit() | Encode():
                             self._submit(peer, frame)
                         case Abort():
                             self._abort(peer, frame.request_id)
@@ -321,11 +330,12 @@ class MockWorker:
                 context_tokens=script.context_tokens,
                 vocab_size=script.vocab_size,
                 eos_token_ids=list(script.eos_token_ids),
+                vector_width=script.vector_width,
             )
         )
         peer.send(self.status())
 
-    def _submit(self, peer: _Peer, request: Submit) -> None:
+    def _submit(self, peer: _Peer, request: Submit | Encode) -> None:
         index = len(self.received)
         self.received.append(request)
         reply = self.script.replies[index] if index < len(self.script.replies) else self.script.default
@@ -337,21 +347,21 @@ class MockWorker:
         peer.requests[request.request_id] = task
         task.add_done_callback(lambda done: self._reap(peer, request, done))
 
-    def _reap(self, peer: _Peer, request: Submit, task: asyncio.Task[None]) -> None:
+    def _reap(self, peer: _Peer, request: Submit | Encode, task: asyncio.Task[None]) -> None:
         """Forgets an ended request; one that was cancelled before its task ran a line still gets its answer."""
         peer.requests.pop(request.request_id, None)
         if task.cancelled():
             now_s = asyncio.get_running_loop().time()
             peer.send_events(_Run(request, now_s).finish(FinishReason.ABORTED, now_s, 0))
 
-    def _refusal(self, request: Submit, reply: Reply) -> tuple[str, str] | None:
+    def _refusal(self, request: Submit | Encode, reply: Reply) -> tuple[str, str] | None:
         if self.state is WorkerState.LOADING:
             return "model_loading", "the model is still loading: try again later"
         if self.state is WorkerState.DRAINING:
             return "draining", "the worker is draining: try another"
         if reply.fault is Fault.REFUSE or self.num_waiting >= self.script.queue_limit:
             return "queue_full", f"queue of {self.script.queue_limit} requests is full: try again later"
-        if len(request.prompt_ids) >= self.script.context_tokens:
+        if isinstance(request, Submit) and len(request.prompt_ids) >= self.script.context_tokens:
             count, limit = len(request.prompt_ids), self.script.context_tokens
             return "context_length_exceeded", f"prompt has {count} tokens, the maximum context length is {limit}"
         return None
@@ -362,7 +372,7 @@ class MockWorker:
             self.aborted.append(request_id)
             task.cancel()
 
-    async def _run(self, peer: _Peer, request: Submit, reply: Reply) -> None:
+    async def _run(self, peer: _Peer, request: Submit | Encode, reply: Reply) -> None:
         clock = asyncio.get_running_loop().time
         received_at_s = clock()
         run = _Run(request, received_at_s)
@@ -370,7 +380,11 @@ class MockWorker:
             async with asyncio.timeout(request.timeout_s), self._slots:
                 self._num_running += 1
                 try:
-                    await self._generate(peer, request, reply, run, clock)
+                    match request:
+                        case Submit():
+                            await self._generate(peer, request, reply, run, clock)
+                        case Encode():
+                            await self._encode_inputs(peer, request, reply, run, clock)
                 finally:
                     self._num_running -= 1
         except TimeoutError:
@@ -424,6 +438,29 @@ class MockWorker:
             peer.send_events(Tokens(request.request_id, [token], scores))
             await asyncio.sleep(0)
 
+    async def _encode_inputs(
+        self, peer: _Peer, request: Encode, reply: Reply, run: _Run, clock: Callable[[], float]
+    ) -> None:
+        """Sends a vector for each input: its first tokens as numbers."""
+        await self._moving.wait()
+        run.started_at_s = clock()
+        self._prompt_tokens += run.prompt_tokens
+        peer.send_events(Started(request.request_id, 0))
+        width = request.dimensions or self.script.vector_width
+        for index, ids in enumerate(request.inputs):
+            if reply.hold_at_token == index:
+                await self._released.wait()
+            if reply.fault is not None and index == reply.fault_at_token:
+                self._fault(reply.fault, run)
+            if run.has_failed:
+                return
+            await self._moving.wait()
+            vector = array("f", [*ids[:width], *[0.0] * (width - len(ids))])
+            self.num_steps += 1
+            peer.send_events(Encoded(request.request_id, index, vector.tobytes()))
+            await asyncio.sleep(0)
+        run.ending = run.finish(FinishReason.STOP, clock(), 0)
+
     def _fault(self, fault: Fault, run: _Run) -> None:
         match fault:
             case Fault.CRASH:
@@ -446,7 +483,7 @@ class MockWorker:
 class _Run:
     """Progress of one request."""
 
-    def __init__(self, request: Submit, received_at_s: float) -> None:
+    def __init__(self, request: Submit | Encode, received_at_s: float) -> None:
         self.request = request
         self.received_at_s = received_at_s
         self.started_at_s: float | None = None
@@ -459,6 +496,14 @@ class _Run:
     def has_started(self) -> bool:
         return self.started_at_s is not None
 
+    @property
+    def prompt_tokens(self) -> int:
+        match self.request:
+            case Submit():
+                return len(self.request.prompt_ids)
+            case Encode():
+                return sum(map(len, self.request.inputs))
+
     def finish(
         self, reason: FinishReason, now_s: float, cached_tokens: int, stop_token_id: int | None = None
     ) -> Finished:
@@ -467,7 +512,7 @@ class _Run:
         return Finished(
             request_id=self.request.request_id,
             reason=reason,
-            prompt_tokens=len(self.request.prompt_ids),
+            prompt_tokens=self.prompt_tokens,
             cached_tokens=cached_tokens,
             output_tokens=self.output_tokens,
             queue_s=started_at_s - self.received_at_s,
