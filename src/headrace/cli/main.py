@@ -16,6 +16,7 @@ from headrace.base.exits import exit_code_of
 from headrace.cli.bench import app as bench
 from headrace.cli.config import app as config
 from headrace.cli.doctor import doctor
+from headrace.cli.mock import mock
 from headrace.cli.models import app as models
 from headrace.cli.models import pull
 from headrace.cli.serve import serve
@@ -37,6 +38,7 @@ app.command("pull", epilog=EPILOG)(pull)
 app.add_typer(models, name="models")
 app.command("status", epilog=EPILOG)(status)
 app.add_typer(bench, name="bench")
+app.command("mock", epilog=EPILOG)(mock)
 app.add_typer(config, name="config")
 app.command("doctor", epilog=EPILOG)(doctor)
 
