@@ -7,6 +7,7 @@
 #include "core/fail.h"
 #include "core/vm.h"
 #include "ops/product.h"
+#include "ops/prologue.h"
 #include "ops/qkv.h"
 
 namespace headrace {
@@ -42,14 +43,53 @@ void Vm::check_buffer(const char* what, int64_t offset, int64_t width) const {
 }
 
 template <class R>
-void Vm::check_prologue(const R& r) {
-  if (r.norm < 0 || r.norm > static_cast<int32_t>(Norm::kLayer)) fail("norm ", r.norm, " is unknown");
+void Vm::check_prologue(const R& r, bool may_be_prepared) {
+  const bool is_prepared = r.norm == static_cast<int32_t>(Norm::kPrepared);
+  if (r.norm < 0 || r.norm > static_cast<int32_t>(Norm::kPrepared)) fail("norm ", r.norm, " is unknown");
+  if (is_prepared && !may_be_prepared) fail("prepared rows are for LINEAR only");
   check_vector("norm_weight", r.norm_weight, r.k);
   check_vector("norm_bias", r.norm_bias, r.k);
   if (r.norm_bias != -1 && r.norm != static_cast<int32_t>(Norm::kLayer)) fail("norm_bias without a layer norm");
   check_eps("norm_eps", r.norm_eps);
-  check_buffer("input", r.input, r.k);
+  check_buffer("input", r.input, is_prepared ? prepared_width(r.k) : r.k);
   limits_.max_k = std::max(limits_.max_k, r.k);
+}
+
+template <class R>
+void Vm::check_heads(const R& r) {
+  if (r.heads <= 0) fail("heads is ", r.heads, ", it must be positive");
+  if (r.kv_heads != kv_.kv_heads || r.heads % r.kv_heads != 0) {
+    fail("kv_heads ", r.kv_heads, " must be the pool's ", kv_.kv_heads, " and divide heads ", r.heads);
+  }
+  if (r.head_size != kv_.head_size) fail("head_size ", r.head_size, " is not the pool's ", kv_.head_size);
+  if (r.layer == kStepPages) {
+    has_step_pages_ = true;
+  } else {
+    if (r.layer < 0 || r.layer >= kv_.layers) fail("layer ", r.layer, ", the KV pool has ", kv_.layers);
+    has_kv_ = true;
+    limit_positions(int64_t{kv_.blocks} * kBlockTokens);
+  }
+  limits_.max_heads = std::max(limits_.max_heads, r.heads);
+  limits_.max_kv_heads = std::max(limits_.max_kv_heads, r.kv_heads);
+  limits_.max_head_size = std::max(limits_.max_head_size, r.head_size);
+}
+
+template <class R>
+void Vm::check_rotation(const R& r) {
+  check_vector("q_norm", r.q_norm, r.head_size);
+  check_vector("k_norm", r.k_norm, r.head_size);
+  check_eps("qk_norm_eps", r.qk_norm_eps);
+  check_buffer("q_out", r.q_out, int64_t{r.heads} * r.head_size);
+  if (r.rope == -1) return;
+  if (r.rope < 0 || r.rope >= static_cast<int64_t>(weights_.size())) fail("rope names weight ", r.rope);
+  const Weight& rope = weights_[static_cast<size_t>(r.rope)];
+  if (rope.layout != Layout::kRopeF32 || rope.k != r.rotary_size) {
+    fail("rope: weight ", r.rope, " is not a rotation table of ", r.rotary_size, " elements");
+  }
+  if (r.rotary_size < 2 || r.rotary_size % 2 != 0 || r.rotary_size > r.head_size) {
+    fail("rotary_size ", r.rotary_size, " must be even and at most head_size ", r.head_size);
+  }
+  limit_positions(rope.n);
 }
 
 void Vm::check_eps(const char* what, float eps) {
@@ -67,23 +107,6 @@ void Vm::check_record(const Record& record) {
   if (kernels_->ops[opcode] == nullptr) fail("opcode ", opcode, " has no kernel for ", kernels_->isa);
   const auto positive = [](const char* what, int64_t value) {
     if (value <= 0) fail(what, " is ", value, ", it must be positive");
-  };
-  const auto check_heads = [&](int32_t heads, int32_t kv_heads, int32_t head_size, int32_t layer) {
-    positive("heads", heads);
-    if (kv_heads != kv_.kv_heads || heads % kv_heads != 0) {
-      fail("kv_heads ", kv_heads, " must be the pool's ", kv_.kv_heads, " and divide heads ", heads);
-    }
-    if (head_size != kv_.head_size) fail("head_size ", head_size, " is not the pool's ", kv_.head_size);
-    if (layer == kStepPages) {
-      has_step_pages_ = true;
-    } else {
-      if (layer < 0 || layer >= kv_.layers) fail("layer ", layer, ", the KV pool has ", kv_.layers);
-      has_kv_ = true;
-      limit_positions(int64_t{kv_.blocks} * kBlockTokens);
-    }
-    limits_.max_heads = std::max(limits_.max_heads, heads);
-    limits_.max_kv_heads = std::max(limits_.max_kv_heads, kv_heads);
-    limits_.max_head_size = std::max(limits_.max_head_size, head_size);
   };
   const auto check_enum = [](const char* what, int32_t value, auto last) {
     if (value < 0 || value > static_cast<int32_t>(last)) fail(what, " ", value, " is unknown");
@@ -118,10 +141,17 @@ void Vm::check_record(const Record& record) {
       const auto r = record.as<LinearRecord>();
       check_matrix("weight", r.weight, r.n, r.k);
       check_vector("bias", r.bias, r.n);
-      check_prologue(r);
+      check_prologue(r, true);
       check_enum("epilogue", r.epilogue, Epilogue::kGlu);
       check_enum("activation", r.activation, Activation::kTanh);
-      check_enum("domain", r.domain, Domain::kSequences);
+      check_enum("domain", r.domain, Domain::kOutputs);
+      if (r.norm == static_cast<int32_t>(Norm::kPrepared)) {
+        const auto found = prepared_.find(r.input);
+        const Layout layout = weights_[static_cast<size_t>(r.weight)].layout;
+        if (found == prepared_.end() || found->second.layout != layout || found->second.k != r.k) {
+          fail("the rows at ", r.input, " have not been prepared for this weight");
+        }
+      }
       const bool is_glu = r.epilogue == static_cast<int32_t>(Epilogue::kGlu);
       if (is_glu && r.n % (2 * kLanes) != 0) fail("a gated product needs n in 32s, n is ", r.n);
       check_buffer("out", r.out, is_glu ? r.n / 2 : r.n);
@@ -129,32 +159,18 @@ void Vm::check_record(const Record& record) {
     }
     case Opcode::kQkv: {
       const auto r = record.as<QkvRecord>();
-      check_heads(r.heads, r.kv_heads, r.head_size, r.layer);
+      check_heads(r);
       const int64_t n = (int64_t{r.heads} + 2 * int64_t{r.kv_heads}) * r.head_size;
       check_matrix("weight", r.weight, n, r.k);
       check_vector("bias", r.bias, n);
       check_prologue(r);
-      check_vector("q_norm", r.q_norm, r.head_size);
-      check_vector("k_norm", r.k_norm, r.head_size);
-      check_eps("qk_norm_eps", r.qk_norm_eps);
-      check_buffer("q_out", r.q_out, int64_t{r.heads} * r.head_size);
-      if (r.rope != -1) {
-        if (r.rope < 0 || r.rope >= static_cast<int64_t>(weights_.size())) fail("rope names weight ", r.rope);
-        const Weight& rope = weights_[static_cast<size_t>(r.rope)];
-        if (rope.layout != Layout::kRopeF32 || rope.k != r.rotary_size) {
-          fail("rope: weight ", r.rope, " is not a rotation table of ", r.rotary_size, " elements");
-        }
-        if (r.rotary_size < 2 || r.rotary_size % 2 != 0 || r.rotary_size > r.head_size) {
-          fail("rotary_size ", r.rotary_size, " must be even and at most head_size ", r.head_size);
-        }
-        limit_positions(rope.n);
-      }
+      check_rotation(r);
       if (has_whole_heads(r)) limits_.max_whole_head = std::max(limits_.max_whole_head, r.head_size);
       return;
     }
     case Opcode::kAttention: {
       const auto r = record.as<AttentionRecord>();
-      check_heads(r.heads, r.kv_heads, r.head_size, r.layer);
+      check_heads(r);
       check_buffer("q", r.q, int64_t{r.heads} * r.head_size);
       check_buffer("out", r.out, int64_t{r.heads} * r.head_size);
       if (r.window < 0) fail("window is ", r.window);
@@ -166,8 +182,14 @@ void Vm::check_record(const Record& record) {
     }
     case Opcode::kHead: {
       const auto r = record.as<HeadRecord>();
-      check_matrix("weight", r.weight, r.vocab, r.k);
-      check_prologue(r);
+      if (r.weight == -1) {
+        positive("vocab", r.vocab);
+        if (r.k != r.vocab || r.norm != 0) fail("without a weight, k is the vocabulary and there is no norm");
+        check_buffer("input", r.input, r.vocab);
+      } else {
+        check_matrix("weight", r.weight, r.vocab, r.k);
+        check_prologue(r);
+      }
       if (!std::isfinite(r.scale) || !(r.softcap >= 0.0f)) fail("scale or softcap of the head is out of range");
       limits_.max_vocab = std::max(limits_.max_vocab, r.vocab);
       head_vocab_ = head_vocab_ == 0 ? r.vocab : std::min(head_vocab_, r.vocab);
@@ -179,7 +201,7 @@ void Vm::check_record(const Record& record) {
       if (r.k % kGroup != 0) fail("k is ", r.k, ", it must be a multiple of ", kGroup);
       check_prologue(r);
       check_enum("epilogue", r.epilogue, Epilogue::kAdd);
-      check_enum("domain", r.domain, Domain::kSequences);
+      check_enum("domain", r.domain, Domain::kOutputs);
       check_buffer("out", r.out, r.k);
       if (r.out == r.input) fail("out is the input");
       return;
@@ -190,6 +212,51 @@ void Vm::check_record(const Record& record) {
       if (r.k % kGroup != 0) fail("k is ", r.k, ", it must be a multiple of ", kGroup);
       check_prologue(r);
       check_enum("pooling", r.pooling, Pooling::kLast);
+      check_buffer("out", r.out, r.k);
+      if (r.out == r.input) fail("out is the input");
+      return;
+    }
+    case Opcode::kPrepare: {
+      const auto r = record.as<PrepareRecord>();
+      positive("k", r.k);
+      if (r.weight < 0 || r.weight >= static_cast<int64_t>(weights_.size())) fail("weight is ", r.weight);
+      const Weight& weight = weights_[static_cast<size_t>(r.weight)];
+      check_matrix("weight", r.weight, weight.n, r.k);
+      check_buffer("input", r.input, r.k);
+      check_buffer("out", r.out, prepared_width(r.k));
+      check_enum("domain", r.domain, Domain::kOutputs);
+      if (r.out == r.input) fail("out is the input");
+      limits_.max_k = std::max(limits_.max_k, r.k);
+      prepared_[r.out] = {weight.layout, r.k};
+      return;
+    }
+    case Opcode::kRotate: {
+      const auto r = record.as<RotateRecord>();
+      check_heads(r);
+      check_rotation(r);
+      const int64_t kv_width = int64_t{r.kv_heads} * r.head_size;
+      if ((r.keys == -1) != (r.values == -1)) fail("keys and values must both be given, or neither");
+      check_buffer("q", r.q, int64_t{r.heads} * r.head_size + (r.keys == -1 ? 2 * kv_width : 0));
+      if (r.keys != -1) check_buffer("keys", r.keys, kv_width);
+      if (r.values != -1) check_buffer("values", r.values, kv_width);
+      if (r.q_out == r.q) fail("q_out is q");
+      limits_.max_whole_head = std::max(limits_.max_whole_head, r.head_size);
+      return;
+    }
+    case Opcode::kGate: {
+      const auto r = record.as<GateRecord>();
+      positive("width", r.width);
+      if (r.width % kLanes != 0) fail("width is ", r.width, ", it must be a multiple of ", kLanes);
+      check_buffer("gate", r.gate, r.width);
+      if (r.up != -1) check_buffer("up", r.up, r.width);
+      check_buffer("out", r.out, r.width);
+      check_enum("activation", r.activation, Activation::kTanh);
+      return;
+    }
+    case Opcode::kPick: {
+      const auto r = record.as<PickRecord>();
+      positive("k", r.k);
+      check_buffer("input", r.input, r.k);
       check_buffer("out", r.out, r.k);
       if (r.out == r.input) fail("out is the input");
       return;

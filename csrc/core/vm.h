@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <span>
 #include <vector>
 
@@ -49,7 +50,11 @@ class Vm {
   void check_vector(const char* what, int32_t index, int64_t n) const;
   void check_buffer(const char* what, int64_t offset, int64_t width) const;
   template <class R>
-  void check_prologue(const R& record);
+  void check_prologue(const R& record, bool may_be_prepared = false);
+  template <class R>
+  void check_heads(const R& record);
+  template <class R>
+  void check_rotation(const R& record);
   static void check_eps(const char* what, float eps);
   void limit_positions(int64_t positions);
   void run_thread(int32_t thread);
@@ -66,6 +71,12 @@ class Vm {
   int32_t token_types_ = 0;      // least rows of the token type tables, 0 without one
   int32_t vocab_ = 0;            // least rows of the embedding tables: token ids are below
   int32_t head_vocab_ = 0;
+  // What PREPARE writes where; only while records are checked.
+  struct Prepared {
+    Layout layout;
+    int32_t k;
+  };
+  std::map<int64_t, Prepared> prepared_;
   KvPool step_kv_;
   Memory arena_, kv_memory_, step_kv_memory_, scratch_;
   std::vector<int32_t> row_seq_;     // [max_rows]

@@ -12,7 +12,7 @@ inline constexpr int32_t kLanes = 16;
 inline constexpr int32_t kGroup = 32;
 inline constexpr int32_t kMaxLogprobs = 256;
 inline constexpr int32_t kStepPages = -1;
-inline constexpr int32_t kOpcodeCount = 9;
+inline constexpr int32_t kOpcodeCount = 13;
 
 enum class Opcode : int32_t {
   kEmbed = 1,
@@ -23,12 +23,17 @@ enum class Opcode : int32_t {
   kNorm = 6,
   kMoe = 7,
   kPool = 8,
+  kPrepare = 9,
+  kRotate = 10,
+  kGate = 11,
+  kPick = 12,
 };
 
 enum class Norm : int32_t {
   kNone = 0,
   kRms = 1,
   kLayer = 2,
+  kPrepared = 3,
 };
 
 enum class Epilogue : int32_t {
@@ -49,6 +54,7 @@ enum class Activation : int32_t {
 enum class Domain : int32_t {
   kRows = 0,
   kSequences = 1,
+  kOutputs = 2,
 };
 
 enum class Pooling : int32_t {
@@ -152,8 +158,8 @@ static_assert(sizeof(AttentionRecord) <= kRecordBytes);
 struct HeadRecord {
   int32_t opcode;  // Opcode
   int32_t phase;  // records of one phase run without a barrier between them
-  int64_t input;  // [rows, k] f32
-  int32_t weight;  // matrix, n = vocabulary, k inputs
+  int64_t input;  // [rows, k] f32; without a weight [output rows, k]
+  int32_t weight;  // matrix, n = vocabulary, k inputs; or none: k = vocabulary, and no norm
   int32_t k;  // inputs
   int32_t vocab;  // columns that exist (the weight is padded to LANES)
   int32_t norm;  // Norm applied to each input row
@@ -219,6 +225,60 @@ struct PoolRecord {
 };
 
 static_assert(sizeof(PoolRecord) <= kRecordBytes);
+
+struct PrepareRecord {
+  int32_t opcode;  // Opcode
+  int32_t phase;  // records of one phase run without a barrier between them
+  int64_t input;  // [rows, k] f32
+  int64_t out;  // [rows, 2·k + 128] of memory, not the input; read by products whose norm is PREPARED
+  int32_t weight;  // matrix, k inputs
+  int32_t k;  // inputs
+  int32_t domain;  // Domain of input and out
+};
+
+static_assert(sizeof(PrepareRecord) <= kRecordBytes);
+
+struct RotateRecord {
+  int32_t opcode;  // Opcode
+  int32_t phase;  // records of one phase run without a barrier between them
+  int64_t q;  // [rows, heads × head_size] f32, or all heads of q, then k, then v
+  int64_t keys;  // [rows, kv_heads × head_size] f32, or none: q has them all
+  int64_t values;  // likewise
+  int64_t q_out;  // [rows, heads × head_size] f32, not q
+  int32_t heads;  // query heads
+  int32_t kv_heads;  // key and value heads
+  int32_t head_size;  // elements of a head, a multiple of 32
+  int32_t q_norm;  // as QKV's
+  int32_t k_norm;  // as QKV's
+  float qk_norm_eps;  // epsilon of these
+  int32_t rope;  // as QKV's
+  int32_t rotary_size;  // as QKV's
+  int32_t layer;  // index of this layer's KV pages, or STEP_PAGES
+};
+
+static_assert(sizeof(RotateRecord) <= kRecordBytes);
+
+struct GateRecord {
+  int32_t opcode;  // Opcode
+  int32_t phase;  // records of one phase run without a barrier between them
+  int64_t gate;  // [rows, width] f32
+  int64_t up;  // [rows, width] f32, or none
+  int64_t out;  // [rows, width] f32, neither of the two
+  int32_t width;  // elements of a row
+  int32_t activation;  // Activation
+};
+
+static_assert(sizeof(GateRecord) <= kRecordBytes);
+
+struct PickRecord {
+  int32_t opcode;  // Opcode
+  int32_t phase;  // records of one phase run without a barrier between them
+  int64_t input;  // [rows, k] f32
+  int64_t out;  // [output rows, k] f32, not the input
+  int32_t k;  // elements of a row
+};
+
+static_assert(sizeof(PickRecord) <= kRecordBytes);
 
 // One instruction as it lies in memory; `as` views it as the struct of its opcode.
 struct alignas(kRecordBytes) Record {

@@ -10,6 +10,7 @@
 #include "ops/norm.h"
 #include "ops/pool.h"
 #include "ops/qkv.h"
+#include "ops/unfused.h"
 
 namespace headrace {
 
@@ -28,6 +29,10 @@ constexpr KernelTable make_table() {
   put(Opcode::kNorm, op_norm<Isa>);
   put(Opcode::kMoe, op_moe<Isa>);
   put(Opcode::kPool, op_pool<Isa>);
+  put(Opcode::kPrepare, op_prepare<Isa>);
+  put(Opcode::kRotate, op_rotate<Isa>);
+  put(Opcode::kGate, op_gate<Isa>);
+  put(Opcode::kPick, op_pick<Isa>);
   return table;
 }
 

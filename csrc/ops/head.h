@@ -10,6 +10,7 @@
 // the distribution before all of these.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <limits>
@@ -96,7 +97,7 @@ class Head {
       : record_(record),
         context_(context),
         step_(*context.step),
-        weight_(context.weights[record.weight]),
+        weight_(record.weight < 0 ? nullptr : &context.weights[record.weight]),
         rows_(step_.num_outputs()),
         vocab_(record.vocab),
         tiles_(num_tiles(record.vocab)),
@@ -136,9 +137,11 @@ class Head {
 
   void run() {
     if (rows_ == 0) return;
-    const Prologue prologue = prologue_of(record_, weight_.layout, context_);
-    input_ = prepare_rows<Isa>(
-        prologue, rows_, [&](int32_t i) { return step_.outputs[static_cast<size_t>(i)].row; }, context_);
+    if (weight_ != nullptr) {
+      const Prologue prologue = prologue_of(record_, weight_->layout, context_);
+      input_ = prepare_rows<Isa>(
+          prologue, rows_, [&](int32_t i) { return step_.outputs[static_cast<size_t>(i)].row; }, context_);
+    }
     int32_t whole = 0;
     for (int32_t i = 0; i < rows_; ++i)
       places_[i] = !S::can_reach_past(output(i), vocab_) ? -1 : whole < held_rows_ ? whole++ : kNoPlace;
@@ -171,15 +174,27 @@ class Head {
   void logits(int32_t first, int32_t count, Range tiles, float* to, int64_t stride) const {
     const F scale = Isa::set1(record_.scale);
     const float cap = record_.softcap;
-    sweep<Isa, 1>(
-        weight_, input_.from_row(first), count, tiles, [](int64_t tile, int) { return tile; },
-        [&](int64_t tile, int32_t row, const F(&y)[1]) {
-          F x = Isa::mul(y[0], scale);
-          if (cap > 0.0f) x = Math<Isa>::soft_cap(x, cap);
-          const int64_t existing = vocab_ - tile * kLanes;
-          if (existing < kLanes) x = Isa::blend(~((1u << existing) - 1u) & 0xffffu, x, Isa::set1(kMinusInf));
-          Isa::store(to + row * stride + (tile - tiles.start) * kLanes, x);
-        });
+    const auto emit = [&](int64_t tile, int32_t row, const F(&y)[1]) {
+      F x = Isa::mul(y[0], scale);
+      if (cap > 0.0f) x = Math<Isa>::soft_cap(x, cap);
+      const int64_t existing = vocab_ - tile * kLanes;
+      if (existing < kLanes) x = Isa::blend(~((1u << existing) - 1u) & 0xffffu, x, Isa::set1(kMinusInf));
+      Isa::store(to + row * stride + (tile - tiles.start) * kLanes, x);
+    };
+    if (weight_ == nullptr) return stored_logits(first, count, tiles, emit);
+    sweep<Isa, 1>(*weight_, input_.from_row(first), count, tiles, [](int64_t tile, int) { return tile; }, emit);
+  }
+  // The same where the products stand in the input already.
+  template <class Emit>
+  void stored_logits(int32_t first, int32_t count, Range tiles, const Emit& emit) const {
+    const float* input = context_.buffer<const float>(record_.input) + int64_t{first} * vocab_;
+    for (int64_t tile = tiles.start; tile < tiles.stop; ++tile) {
+      const int lanes = static_cast<int>(std::min<int64_t>(kLanes, vocab_ - tile * kLanes));
+      for (int32_t row = 0; row < count; ++row) {
+        const float* from = input + int64_t{row} * vocab_ + tile * kLanes;
+        emit(tile, row, {lanes == kLanes ? Isa::load(from) : Isa::load_n(from, lanes)});
+      }
+    }
   }
   float raw_logit(int32_t i, int32_t id) const {
     float lanes[kLanes];
@@ -519,7 +534,7 @@ class Head {
   const HeadRecord& record_;
   const ThreadContext& context_;
   const StepView& step_;
-  const Weight& weight_;
+  const Weight* weight_;  // none: the input is the logits
   const int32_t rows_, vocab_;
   const int64_t tiles_;
   const int32_t max_top_;

@@ -45,6 +45,7 @@ static inline const float* vector_or_none(const ThreadContext& context, int32_t 
 }
 
 static inline int32_t rows_of(Domain domain, const StepView& step) {
+  if (domain == Domain::kOutputs) return step.num_outputs();
   return domain == Domain::kSequences ? step.sequences() : step.rows();
 }
 
@@ -232,10 +233,22 @@ static inline Activations place_rows(uint8_t* memory, int64_t rows, int64_t k) {
   return a;
 }
 
+// Floats of a row that PREPARE writes: prepared_bytes of any number of rows fits them (8·k + 512 bytes a row, of which
+// at most 5·k + 4 and once 315 are used).
+static constexpr int64_t prepared_width(int64_t k) { return 2 * k + 128; }
+
 // Prepares `rows` rows; the i-th is input row row_of(i). Called by all threads of the record; the result is valid
-// until the record ends. Holds a barrier when there are many rows.
+// until the record ends. Holds a barrier when there are many rows. Rows that PREPARE has prepared are taken as they
+// are.
 template <class Isa, class RowOf>
 Activations prepare_rows(const Prologue& p, int32_t rows, RowOf row_of, const ThreadContext& context) {
+  if (p.norm == Norm::kPrepared) {
+    // Written by another record of this program; only read here.
+    auto* prepared = const_cast<uint8_t*>(reinterpret_cast<const uint8_t*>(p.input));
+    Activations a = place_rows(prepared, rows, p.k);
+    a.own = context.own_rows + prepared_bytes(kReplicatedRows, context.limits->max_k);
+    return a;
+  }
   const bool is_replicated = rows <= kReplicatedRows || context.threads == 1;
   // With one thread there is no sharing, but many rows need the larger memory.
   uint8_t* memory = rows <= kReplicatedRows ? context.own_rows : context.shared_rows;

@@ -59,6 +59,75 @@ static constexpr int64_t qkv_scratch_bytes(const Limits& limits) {
   return int64_t{kChunkRows} * limits.max_whole_head * 4;
 }
 
+// What becomes of heads of q, k and v behind their product. R is a record with their fields, QKV's or ROTATE's.
+template <class Isa, class R>
+class HeadWriter {
+  using F = typename Isa::F;
+
+ public:
+  HeadWriter(const R& record, const ThreadContext& context)
+      : r_(record),
+        context_(context),
+        step_(*context.step),
+        pages_(context, record.layer),
+        rope_(vector_or_none(context, record.rope)),
+        q_out_(context.buffer<float>(record.q_out)) {}
+
+  // Norms, turns and puts head `head` of a row; overwrites x, [head_size].
+  void finish(int32_t row, int64_t head, float* x) const {
+    const bool is_query = head < r_.heads, is_key = !is_query && is_turned(head);
+    const float* norm = is_query ? vector_or_none(context_, r_.q_norm) : vector_or_none(context_, r_.k_norm);
+    if ((is_query || is_key) && norm != nullptr) {
+      const F inverse = Isa::set1(rms_inverse<Isa>(x, r_.head_size, r_.qk_norm_eps));
+      for (int64_t d = 0; d < r_.head_size; d += kLanes) {
+        Isa::store(x + d, Isa::mul(Isa::mul(Isa::load(x + d), inverse), Isa::load(norm + d)));
+      }
+    }
+    if ((is_query || is_key) && rope_ != nullptr) {
+      const int64_t half = r_.rotary_size / 2;
+      const float* angles = angles_of(row);
+      for (int64_t d = 0; d < half; d += kLanes) {
+        const int count = static_cast<int>(std::min<int64_t>(kLanes, half - d));
+        F low = Isa::load_n(x + d, count), high = Isa::load_n(x + half + d, count);
+        turn(low, high, Isa::load_n(angles + d, count), Isa::load_n(angles + half + d, count));
+        Isa::store_n(x + d, low, count);
+        Isa::store_n(x + half + d, high, count);
+      }
+    }
+    for (int64_t d = 0; d < r_.head_size; d += kLanes) put(row, head, d, Isa::load(x + d));
+  }
+
+  bool is_turned(int64_t head) const { return head < r_.heads + r_.kv_heads; }
+  const float* rope() const { return rope_; }
+  const float* angles_of(int32_t row) const { return rope_ + position(row) * r_.rotary_size; }
+  [[gnu::always_inline]] static inline void turn(F& low, F& high, F cosine, F sine) {
+    const F turned = Isa::sub(Isa::mul(low, cosine), Isa::mul(high, sine));
+    high = Isa::add(Isa::mul(high, cosine), Isa::mul(low, sine));
+    low = turned;
+  }
+
+  // Sixteen finished elements of a head, from d on: to the queries, or to the row's place in a page.
+  [[gnu::always_inline]] inline void put(int32_t row, int64_t head, int64_t d, F value) const {
+    if (head < r_.heads) return Isa::store(q_out_ + (int64_t{row} * r_.heads + head) * r_.head_size + d, value);
+    const auto at = static_cast<int32_t>(position(row));
+    const int32_t block = pages_.block(step_.row_seq[static_cast<size_t>(row)], at / kBlockTokens);
+    const int32_t slot = at % kBlockTokens;
+    const auto kv_head = static_cast<int32_t>((head - r_.heads) % r_.kv_heads);
+    if (is_turned(head)) write_k<Isa>(pages_.pool, pages_.k(block, kv_head), slot, d, value);
+    else write_v<Isa>(pages_.pool, pages_.v(block, kv_head), slot, d, value);
+  }
+
+ private:
+  int64_t position(int32_t row) const { return step_.positions[static_cast<size_t>(row)]; }
+
+  const R& r_;
+  const ThreadContext& context_;
+  const StepView& step_;
+  const LayerPages pages_;
+  const float* rope_;
+  float* q_out_;
+};
+
 template <class Isa>
 class Qkv {
   using F = typename Isa::F;
@@ -68,11 +137,9 @@ class Qkv {
       : r_(record),
         context_(context),
         step_(*context.step),
-        pages_(context, record.layer),
         weight_(context.weights[record.weight]),
+        writer_(record, context),
         bias_(vector_or_none(context, record.bias)),
-        rope_(vector_or_none(context, record.rope)),
-        q_out_(context.buffer<float>(record.q_out)),
         half_(record.head_size / 2),
         head_tiles_(record.head_size / kLanes),
         head_units_(head_tiles_ / 2) {}
@@ -98,12 +165,12 @@ class Qkv {
           const int64_t head = unit / head_units_, d = unit % head_units_ * kLanes;
           F low = with_bias<Isa>(y[0], bias_, tile_of(unit, 0), kLanes);
           F high = with_bias<Isa>(y[1], bias_, tile_of(unit, 1), kLanes);
-          if (rope_ != nullptr && head < r_.heads + r_.kv_heads) {
-            const float* angles = rope_ + position(row) * r_.head_size + d;
-            turn(low, high, Isa::load(angles), Isa::load(angles + half_));
+          if (writer_.rope() != nullptr && writer_.is_turned(head)) {
+            const float* angles = writer_.angles_of(row) + d;
+            writer_.turn(low, high, Isa::load(angles), Isa::load(angles + half_));
           }
-          put(row, head, d, low);
-          put(row, head, d + half_, high);
+          writer_.put(row, head, d, low);
+          writer_.put(row, head, d + half_, high);
         });
   }
 
@@ -125,59 +192,17 @@ class Qkv {
               Isa::store(to, with_bias<Isa>(y[0], bias_, tile_of(unit, 0), kLanes));
               Isa::store(to + half_, with_bias<Isa>(y[1], bias_, tile_of(unit, 1), kLanes));
             });
-        for (int32_t row = 0; row < count; ++row) finish(first + row, head, scratch + row * size);
+        for (int32_t row = 0; row < count; ++row) writer_.finish(first + row, head, scratch + row * size);
       }
     }
-  }
-
-  void finish(int32_t row, int64_t head, float* x) const {
-    const bool is_query = head < r_.heads, is_key = !is_query && head < r_.heads + r_.kv_heads;
-    const float* norm = is_query ? vector_or_none(context_, r_.q_norm) : vector_or_none(context_, r_.k_norm);
-    if ((is_query || is_key) && norm != nullptr) {
-      const F inverse = Isa::set1(rms_inverse<Isa>(x, r_.head_size, r_.qk_norm_eps));
-      for (int64_t d = 0; d < r_.head_size; d += kLanes) {
-        Isa::store(x + d, Isa::mul(Isa::mul(Isa::load(x + d), inverse), Isa::load(norm + d)));
-      }
-    }
-    if ((is_query || is_key) && rope_ != nullptr) {
-      const int64_t half = r_.rotary_size / 2;
-      const float* angles = rope_ + position(row) * r_.rotary_size;
-      for (int64_t d = 0; d < half; d += kLanes) {
-        const int count = static_cast<int>(std::min<int64_t>(kLanes, half - d));
-        F low = Isa::load_n(x + d, count), high = Isa::load_n(x + half + d, count);
-        turn(low, high, Isa::load_n(angles + d, count), Isa::load_n(angles + half + d, count));
-        Isa::store_n(x + d, low, count);
-        Isa::store_n(x + half + d, high, count);
-      }
-    }
-    for (int64_t d = 0; d < r_.head_size; d += kLanes) put(row, head, d, Isa::load(x + d));
-  }
-
-  int64_t position(int32_t row) const { return step_.positions[static_cast<size_t>(row)]; }
-  [[gnu::always_inline]] static inline void turn(F& low, F& high, F cosine, F sine) {
-    const F turned = Isa::sub(Isa::mul(low, cosine), Isa::mul(high, sine));
-    high = Isa::add(Isa::mul(high, cosine), Isa::mul(low, sine));
-    low = turned;
-  }
-
-  // Sixteen finished elements of a head, from d on: to the queries, or to the row's place in a page.
-  [[gnu::always_inline]] inline void put(int32_t row, int64_t head, int64_t d, F value) const {
-    if (head < r_.heads) return Isa::store(q_out_ + (int64_t{row} * r_.heads + head) * r_.head_size + d, value);
-    const auto at = static_cast<int32_t>(position(row));
-    const int32_t block = pages_.block(step_.row_seq[static_cast<size_t>(row)], at / kBlockTokens);
-    const int32_t slot = at % kBlockTokens;
-    const auto kv_head = static_cast<int32_t>((head - r_.heads) % r_.kv_heads);
-    if (head < r_.heads + r_.kv_heads) write_k<Isa>(pages_.pool, pages_.k(block, kv_head), slot, d, value);
-    else write_v<Isa>(pages_.pool, pages_.v(block, kv_head), slot, d, value);
   }
 
   const QkvRecord& r_;
   const ThreadContext& context_;
   const StepView& step_;
-  const LayerPages pages_;
   const Weight& weight_;
-  const float *bias_, *rope_;
-  float* q_out_;
+  const HeadWriter<Isa, QkvRecord> writer_;
+  const float* bias_;
   const int64_t half_, head_tiles_, head_units_;
 };
 

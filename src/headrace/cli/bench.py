@@ -11,6 +11,7 @@ import typer
 from headrace.cli.output import JsonOption, print_json, print_table
 from headrace.cli.serve import Quantization
 from headrace.cli.settings import ConfigOption, load_settings
+from headrace.protocol.launch import WorkerLaunch
 
 app = typer.Typer(help="Measure speed and quality.", no_args_is_help=True)
 
@@ -35,6 +36,9 @@ def engine(
     prefill: Annotated[
         list[int] | None, typer.Option(help="Tokens of a prompt; repeatable; default: 512, 2048.", min=1)
     ] = None,
+    ablate: Annotated[
+        bool, typer.Option("--ablate", help="Measure what each fusion of the program brings; default: 1, 8; 512.")
+    ] = False,
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -44,7 +48,11 @@ def engine(
     With --decode or --prefill only what they name is measured. A model that makes vectors is measured with 1 and 32
     texts of 32 and 256 tokens.
 
-    Examples: [bold]headrace bench engine demo[/], [bold]headrace bench engine demo --decode 1 --prefill 512[/]
+    With --ablate the model runs op by op, one barrier per operation, then with one fusion more at a time up to the
+    program that serves, interleaved: what each fusion gains, at equal kernels, weights and tokens.
+
+    Examples: [bold]headrace bench engine demo[/], [bold]headrace bench engine demo --decode 1 --prefill 512[/],
+    [bold]headrace bench engine demo --ablate[/]
     """
     import msgspec
 
@@ -66,6 +74,9 @@ def engine(
     found = resolve_model(settings)
     launch = worker_launch(settings, found.resolved, model_path=found.path, name=found.names[0], socket_fd=-1)
     launch = msgspec.structs.replace(launch, packed_cache_path=None)  # saving would disturb the measurement
+    if ablate:
+        _ablate(launch, decode, prefill, as_json)
+        return
     batches, lengths = (decode or [], prefill or []) if decode or prefill else (DECODE_BATCHES, PREFILL_LENGTHS)
     report = run_bench(launch, SystemClock(), decode_batches=batches, prefill_lengths=lengths, progress=_say)
     if as_json:
@@ -74,6 +85,25 @@ def engine(
     typer.echo(report_head(report))
     columns, rows = report_table(report)
     print_table(columns, rows)
+
+
+def _ablate(launch: WorkerLaunch, decode: list[int] | None, prefill: list[int] | None, as_json: bool) -> None:
+    from headrace.base.clock import SystemClock
+    from headrace.engine.ablate import (
+        ABLATE_BATCHES,
+        ABLATE_PREFILLS,
+        ablation_head,
+        ablation_table,
+        run_ablation,
+    )
+
+    batches, lengths = (decode or [], prefill or []) if decode or prefill else (ABLATE_BATCHES, ABLATE_PREFILLS)
+    report = run_ablation(launch, SystemClock(), decode_batches=batches, prefill_lengths=lengths, progress=_say)
+    if as_json:
+        print_json(report)
+        return
+    typer.echo(ablation_head(report))
+    print_table(*ablation_table(report))
 
 
 @app.command()

@@ -97,20 +97,13 @@ def run_bench(
         ModelError, ConfigError, MachineError: as loading does.
         EngineError: a request of the measurement failed.
     """
-    from headrace.kernels.vm import probe_bandwidth
-
     needed = max(decode_batches, default=1)
     launch = msgspec.structs.replace(launch, prefix_cache=False, max_sequences=max(launch.max_sequences, needed))
     inspection = inspect(launch)
     started_at_s = clock.now_s()
     loaded = load(inspection, clock, lambda stage, ratio: progress(stage))
     load_s = clock.now_s() - started_at_s
-    probe_bytes = max(inspection.weight_bytes, _LEAST_PROBE_BYTES)
-
-    def probe() -> float:
-        return median(probe_bandwidth(probe_bytes, launch.threads, _PROBE_S) for _ in range(3))
-
-    bandwidth_before = probe()
+    bandwidth_before = probe(inspection)
     runs: list[_Run] = []
     if inspection.encode_config is not None:
         for num_texts, length in SHAPES:
@@ -129,7 +122,7 @@ def run_bench(
             if length < inspection.pool.context_tokens:
                 progress(f"prefill {length}")
                 runs.append(bench.prefill(length))
-    bandwidth_after = probe()
+    bandwidth_after = probe(inspection)
     bandwidth = (bandwidth_before + bandwidth_after) / 2
     return BenchReport(
         model=launch.served_name,
@@ -139,13 +132,21 @@ def run_bench(
         threads=launch.threads,
         dtype=launch.dtype,
         quantization=launch.quantization,
-        layouts=_count_layouts(inspection),
+        layouts=count_layouts(inspection),
         weight_bytes=inspection.weight_bytes,
         load_s=load_s,
         bandwidth_before=bandwidth_before,
         bandwidth_after=bandwidth_after,
         measures=tuple(run.measure(bandwidth) for run in runs),
     )
+
+
+def probe(inspection: Inspection) -> float:
+    """Returns the bytes a second that memory gives now, on as many bytes as the weights: median of three probes."""
+    from headrace.kernels.vm import probe_bandwidth
+
+    size_bytes = max(inspection.weight_bytes, _LEAST_PROBE_BYTES)
+    return median(probe_bandwidth(size_bytes, inspection.launch.threads, _PROBE_S) for _ in range(3))
 
 
 def report_table(report: BenchReport) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
@@ -205,7 +206,7 @@ class _Run:
         )
 
 
-class _TimedVm:
+class TimedVm:
     """Passes steps through and notes how long they take."""
 
     def __init__(self, vm: StepVm, clock: Clock) -> None:
@@ -254,7 +255,7 @@ class _Bench:
 
     def __init__(self, inspection: Inspection, vm: StepVm, clock: Clock) -> None:
         self._inspection = inspection
-        self._vm = _TimedVm(vm, clock)
+        self._vm = TimedVm(vm, clock)
         self._clock = clock
         self._random = np.random.default_rng(0)
         self._num_requests = 0
@@ -329,7 +330,8 @@ class _Bench:
         return cost.bytes_moved, cost.operations
 
 
-def _count_layouts(inspection: Inspection) -> dict[str, int]:
+def count_layouts(inspection: Inspection) -> dict[str, int]:
+    """Returns how many matrices of each layout the model has."""
     counts: dict[str, int] = {}
     for spec in inspection.program.weights:
         if spec.kind == "matrix":

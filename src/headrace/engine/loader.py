@@ -6,10 +6,11 @@ with the truth before it loads. ``load`` reads the weights; it runs in a thread 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from headrace.base.clock import Clock
 from headrace.base.errors import ConfigError, MachineError, ModelFormatError
@@ -22,18 +23,22 @@ from headrace.engine.pace import Pace
 from headrace.engine.packed_cache import PackedCache
 from headrace.engine.scheduler import Scheduler, SchedulerConfig
 from headrace.engine.weight_plan import plan_weights, weight_bytes
-from headrace.engine.weights import load_weights
+from headrace.engine.weights import PackedWeight, load_weights
 from headrace.engine.work import WorkExecutor
 from headrace.policy.threads import ThreadPolicy
 from headrace.program.encode import Encoded, encode
 from headrace.program.ir import Program, result
 from headrace.program.model import Architecture, ModelSpec
 from headrace.program.opcodes import BLOCK_TOKENS, MAX_LOGPROBS, KvType, Layout
+from headrace.program.records import PackedLike
 from headrace.program.spec import build_program, spec_from_files
 from headrace.program.verify import verify
 from headrace.protocol.frames import Encode, Sampling, Submit
 from headrace.protocol.launch import WorkerLaunch
 from headrace.registry.model import ModelFiles, open_model
+
+if TYPE_CHECKING:
+    from headrace.kernels.vm import Vm
 
 # The VM's own scratch beside the arena (quantised activations, attention partials, sampling heaps), generously.
 _VM_SCRATCH_BYTES = 64 * 2**20
@@ -174,47 +179,16 @@ def load(inspection: Inspection, clock: Clock, progress: Progress = lambda stage
         MemoryError: the memory is gone after all.
     """
     launch, spec = inspection.launch, inspection.spec
-    # Late: inspecting a model, and everything that only counts, must work where the native library is not built.
-    from headrace.kernels.vm import KvConfig, Vm, available_isas, best_isa
-
-    isa = launch.isa or best_isa()
-    if isa not in available_isas():
-        raise MachineError(f"isa is {isa!r}, this machine and build have {', '.join(available_isas())}")
+    isa = choose_isa(launch)
     encode_config = inspection.encode_config
     config = encode_config or inspection.scheduler_config
     moments_s = [clock.now_s()]
     cache = _packed_cache(inspection)
     stored = cache.read(launch.threads) if cache else {}
-    weights = load_weights(
-        inspection.files,
-        inspection.program,
-        dtype=launch.dtype,
-        quantization=launch.quantization,
-        rope_positions=_num_positions(inspection),
-        threads=launch.threads,
-        progress=lambda done, total: progress("loading weights", done / max(total, 1)),
-        stored=stored,
-    )
+    weights = read_weights(inspection, progress, stored)
     moments_s.append(clock.now_s())
     progress("building the program", 1.0)
-    vm = Vm(
-        inspection.encoded.records,
-        inspection.encoded.arena_bytes,
-        weights,
-        threads=launch.threads,
-        isa=isa,
-        max_rows=config.max_step_tokens,
-        max_sequences=config.max_sequences,
-        max_outputs=1 if encode_config else config.max_step_tokens,
-        max_top=MAX_LOGPROBS,
-        kv=KvConfig(
-            type=inspection.kv_type,
-            layers=spec.layers,
-            kv_heads=spec.kv_heads,
-            head_size=spec.head_size,
-            blocks=0 if encode_config else inspection.pool.num_blocks,
-        ),
-    )
+    vm = make_vm(inspection, inspection.encoded, weights, isa)
     moments_s.append(clock.now_s())
     progress("warming up", 1.0)
     pace = Pace(config.max_step_tokens)
@@ -248,6 +222,79 @@ def load(inspection: Inspection, clock: Clock, progress: Progress = lambda stage
     if cache is not None:
         cache.finish_in_background(weights)
     return Loaded(executor=executor, vm=vm, pace=pace, threads=ThreadPolicy(launch.threads), isa=isa)
+
+
+def choose_isa(launch: WorkerLaunch) -> str:
+    """Returns the instruction set to run: what was asked for, or the best.
+
+    Raises:
+        MachineError: this machine or build lacks it, or the native library is missing.
+    """
+    # Late: inspecting a model, and everything that only counts, must work where the native library is not built.
+    from headrace.kernels.vm import available_isas, best_isa
+
+    isa = launch.isa or best_isa()
+    if isa not in available_isas():
+        raise MachineError(f"isa is {isa!r}, this machine and build have {', '.join(available_isas())}")
+    return isa
+
+
+def read_weights(
+    inspection: Inspection, progress: Progress, stored: Mapping[int, PackedWeight] | None = None
+) -> list[PackedWeight]:
+    """Returns the packed weights of the program's table.
+
+    Args:
+        stored: those that are packed already, by index.
+
+    Raises:
+        ModelFormatError: a weight holds what the packer refuses.
+    """
+    launch = inspection.launch
+    return load_weights(
+        inspection.files,
+        inspection.program,
+        dtype=launch.dtype,
+        quantization=launch.quantization,
+        rope_positions=_num_positions(inspection),
+        threads=launch.threads,
+        progress=lambda done, total: progress("loading weights", done / max(total, 1)),
+        stored=stored or {},
+    )
+
+
+def make_vm(inspection: Inspection, encoded: Encoded, weights: Sequence[PackedLike], isa: str) -> Vm:
+    """Returns the VM of a program of this model, with a pool of its own.
+
+    Args:
+        encoded: the inspection's own, or another form of the same program.
+
+    Raises:
+        ModelFormatError: the program does not fit its weights.
+        MachineError: memory was refused.
+    """
+    from headrace.kernels.vm import KvConfig, Vm
+
+    spec, encode_config = inspection.spec, inspection.encode_config
+    config = encode_config or inspection.scheduler_config
+    return Vm(
+        encoded.records,
+        encoded.arena_bytes,
+        weights,
+        threads=inspection.launch.threads,
+        isa=isa,
+        max_rows=config.max_step_tokens,
+        max_sequences=config.max_sequences,
+        max_outputs=1 if encode_config else config.max_step_tokens,
+        max_top=MAX_LOGPROBS,
+        kv=KvConfig(
+            type=inspection.kv_type,
+            layers=spec.layers,
+            kv_heads=spec.kv_heads,
+            head_size=spec.head_size,
+            blocks=0 if encode_config else inspection.pool.num_blocks,
+        ),
+    )
 
 
 def _packed_cache(inspection: Inspection) -> PackedCache | None:

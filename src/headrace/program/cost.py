@@ -98,7 +98,13 @@ def instruction_cost(
         return 0 if index == NONE else layout_bytes(layouts[index], LANES, width) // LANES
 
     def rows_of(item: Instruction) -> int:
-        return work.sequences if item.integer("domain") == Domain.SEQUENCES else work.rows
+        match Domain(item.integer("domain")):
+            case Domain.ROWS:
+                return work.rows
+            case Domain.SEQUENCES:
+                return work.sequences
+            case Domain.OUTPUTS:
+                return work.outputs
 
     element = _F32 if kv_type is KvType.F32 else 2
     match item.opcode:
@@ -153,6 +159,20 @@ def instruction_cost(
             rows = work.rows if item.integer("pooling") == Pooling.MEAN else work.sequences
             read_bytes, written_bytes = rows * k * _F32, work.sequences * k * _F32
             return Cost(weight("norm_weight", "norm_bias"), 0, read_bytes + written_bytes, 4 * rows * k)
+        case Opcode.PREPARE:
+            rows, k = rows_of(item), item.integer("k")
+            return Cost(0, 0, 2 * rows * k * _F32, 2 * rows * k)
+        case Opcode.ROTATE:
+            heads, kv_heads = item.integer("heads"), item.integer("kv_heads")
+            size = item.integer("head_size")
+            kv_elements = 2 * work.rows * kv_heads * size
+            moved = (2 * work.rows * heads * size + kv_elements) * _F32
+            return Cost(weight("q_norm", "k_norm"), kv_elements * element, moved, 3 * work.rows * heads * size)
+        case Opcode.GATE:
+            passes = 2 if item.integer("up") == NONE else 3
+            return Cost(0, 0, work.rows * item.integer("width") * passes * _F32, work.rows * item.integer("width"))
+        case Opcode.PICK:
+            return Cost(0, 0, 2 * work.outputs * item.integer("k") * _F32, 0)
         case Opcode.MOE:
             k, hidden, experts = item.integer("k"), item.integer("hidden"), item.integer("experts")
             pairs = work.rows * item.integer("top_k")

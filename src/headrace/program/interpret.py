@@ -146,6 +146,14 @@ class Interpreter:
                     self._moe(item)
                 case Opcode.POOL:
                     self._pool(item, step)
+                case Opcode.PREPARE:  # the form of rows is the VM's own affair: products prepare them here
+                    self.buffers[item.integer("out")] = self.buffers[item.integer("input")]
+                case Opcode.ROTATE:
+                    self._rotate(item, step)
+                case Opcode.GATE:
+                    self._gate(item)
+                case Opcode.PICK:
+                    self.buffers[item.integer("out")] = self.buffers[item.integer("input")][step.outputs["row"]]
             if after is not None:
                 after(number, item)
         return out
@@ -168,7 +176,7 @@ class Interpreter:
     def _prologue(self, item: Instruction, rows: F32) -> F32:
         weight, eps = self._vector(item, "norm_weight"), item.values["norm_eps"]
         match Norm(item.integer("norm")):
-            case Norm.NONE:
+            case Norm.NONE | Norm.PREPARED:
                 return rows
             case Norm.RMS:
                 return rms_norm(rows, weight, eps)
@@ -224,6 +232,22 @@ class Interpreter:
     def _qkv(self, item: Instruction, step: StepInput) -> None:
         heads, kv_heads, size = item.integer("heads"), item.integer("kv_heads"), item.integer("head_size")
         result = self._product(item, self.buffers[item.integer("input")]).reshape(-1, heads + 2 * kv_heads, size)
+        self._finish_heads(item, step, result)
+
+    def _rotate(self, item: Instruction, step: StepInput) -> None:
+        indices = [item.integer(name) for name in ("q", "keys", "values")]
+        rows = np.concatenate([self.buffers[index] for index in indices if index != NONE], axis=1)
+        self._finish_heads(item, step, rows.reshape(len(rows), -1, item.integer("head_size")))
+
+    def _gate(self, item: Instruction) -> None:
+        result = activate(Activation(item.integer("activation")), self.buffers[item.integer("gate")])
+        if (up := item.integer("up")) != NONE:
+            result = f32(result * self.buffers[up])
+        self.buffers[item.integer("out")] = result
+
+    def _finish_heads(self, item: Instruction, step: StepInput, result: F32) -> None:
+        """Norms, turns and stores all heads of q, then k, then v: [R, H + 2K, D]."""
+        heads, kv_heads, size = item.integer("heads"), item.integer("kv_heads"), item.integer("head_size")
         q = self._head_rows(item, step, "q_norm", result[:, :heads])
         keys = self._head_rows(item, step, "k_norm", result[:, heads : heads + kv_heads])
         values = result[:, heads + kv_heads :]
@@ -332,9 +356,10 @@ class Interpreter:
         return _Softmax(top, norm, sums)
 
     def _head(self, item: Instruction, step: StepInput, out: StepOutput) -> None:
-        rows = self.buffers[item.integer("input")][step.outputs["row"]]
-        raw = self._product(item, rows) * np.float32(item.values["scale"])
-        out.logits[:] = soft_cap(raw, item.values["softcap"])
+        rows = self.buffers[item.integer("input")]
+        if item.integer("weight") != NONE:
+            rows = self._product(item, rows[step.outputs["row"]])
+        out.logits[:] = soft_cap(rows * np.float32(item.values["scale"]), item.values["softcap"])
         for index, row in enumerate(step.outputs):
             fields: Mapping[str, Any] = {name: row[name].item() for name in row.dtype.names or ()}
             self._settle(index, fields, step, out)

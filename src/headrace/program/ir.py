@@ -96,6 +96,10 @@ _READS = {
     Opcode.NORM: ("input",),
     Opcode.MOE: ("input",),
     Opcode.POOL: ("input",),
+    Opcode.PREPARE: ("input",),
+    Opcode.ROTATE: ("q", "keys", "values"),
+    Opcode.GATE: ("gate", "up"),
+    Opcode.PICK: ("input",),
 }
 _WRITES = {
     Opcode.EMBED: ("out",),
@@ -106,12 +110,18 @@ _WRITES = {
     Opcode.NORM: ("out",),
     Opcode.MOE: ("out",),
     Opcode.POOL: ("out",),
+    Opcode.PREPARE: ("out",),
+    Opcode.ROTATE: ("q_out",),
+    Opcode.GATE: ("out",),
+    Opcode.PICK: ("out",),
 }
+_APPENDS = (Opcode.QKV, Opcode.ROTATE)
 
 
 def effect(instruction: Instruction) -> Effect:
     """Returns the buffers that ``instruction`` touches."""
-    reads = tuple(instruction.integer(name) for name in _READS[instruction.opcode])
+    named = (instruction.integer(name) for name in _READS[instruction.opcode])
+    reads = tuple(index for index in named if index != NONE)
     writes = tuple(instruction.integer(name) for name in _WRITES[instruction.opcode])
     is_update = instruction.opcode is Opcode.MOE or instruction.values.get("epilogue") == Epilogue.ADD
     return Effect(reads, writes if is_update else (), () if is_update else writes)
@@ -119,7 +129,7 @@ def effect(instruction: Instruction) -> Effect:
 
 def kv_written(instruction: Instruction) -> int | None:
     """Returns the layer (or STEP_PAGES) whose KV pages the instruction appends to, or None."""
-    return instruction.integer("layer") if instruction.opcode is Opcode.QKV else None
+    return instruction.integer("layer") if instruction.opcode in _APPENDS else None
 
 
 def kv_read(instruction: Instruction) -> int | None:

@@ -36,14 +36,23 @@ class Opcode(IntEnum):
     NORM = 6
     MOE = 7
     POOL = 8
+    # Parts of the above, each for itself: what `unfuse` takes programs apart into.
+    PREPARE = 9
+    ROTATE = 10
+    GATE = 11
+    PICK = 12
 
 
 class Norm(IntEnum):
-    """What is done to a row: nothing, x / rms(x) · w, or (x − mean) / deviation · w + b."""
+    """What is done to a row: nothing, x / rms(x) · w, or (x − mean) / deviation · w + b.
+
+    PREPARED: nothing, and PREPARE has brought the rows into the form that the weight takes; LINEAR only.
+    """
 
     NONE = 0
     RMS = 1
     LAYER = 2
+    PREPARED = 3
 
 
 class Epilogue(IntEnum):
@@ -66,10 +75,13 @@ class Activation(IntEnum):
 
 
 class Domain(IntEnum):
-    """What a buffer has a row for: each row of the step, or each of its sequences (what POOL makes)."""
+    """What a buffer has a row for: each row of the step, each of its sequences (what POOL makes), or each of its output
+    rows (what PICK makes).
+    """
 
     ROWS = 0
     SEQUENCES = 1
+    OUTPUTS = 2
 
 
 class Pooling(IntEnum):
@@ -124,6 +136,12 @@ class Field:
 
 STEP_PAGES = -1
 """In a field ``layer``: pages that hold the step's own rows and nothing longer, shared by all such layers in turn."""
+
+
+def prepared_width(k: int) -> int:
+    """Floats of a row that PREPARE writes: enough for any layout and any number of rows (csrc/ops/prologue.h)."""
+    return 2 * k + 128
+
 
 _PROLOGUE = (
     Field("norm", "i32", "Norm applied to each input row"),
@@ -188,17 +206,18 @@ FIELDS: dict[Opcode, tuple[Field, ...]] = {
         Field("is_bidirectional", "i32", "1: later positions are visible too; STEP_PAGES only"),
         Field("softcap", "f32", "tanh cap of the scores, 0 for none"),
     ),
-    # Norm, vocabulary product and sampling for the output rows only; logits are never stored whole.
+    # Norm, vocabulary product and sampling for the output rows only; logits are never stored whole. Without a weight
+    # the products are there already, and it samples.
     Opcode.HEAD: (
-        Field("weight", "weight", "matrix, n = vocabulary, k inputs"),
-        Field("input", "buffer", "[rows, k] f32"),
+        Field("weight", "weight", "matrix, n = vocabulary, k inputs; or none: k = vocabulary, and no norm"),
+        Field("input", "buffer", "[rows, k] f32; without a weight [output rows, k]"),
         Field("k", "i32", "inputs"),
         Field("vocab", "i32", "columns that exist (the weight is padded to LANES)"),
         *_PROLOGUE,
         Field("scale", "f32", "multiplies the logits"),
         Field("softcap", "f32", "tanh cap of the logits, 0 for none"),
     ),
-    # out = norm(in), or out += norm(in)
+    # out = norm(in), or out += norm(in); without a norm, out += in
     Opcode.NORM: (
         Field("input", "buffer", "[rows, k] f32"),
         Field("out", "buffer", "[rows, k] f32, not the input"),
@@ -231,6 +250,44 @@ FIELDS: dict[Opcode, tuple[Field, ...]] = {
         *_PROLOGUE,
         Field("pooling", "i32", "Pooling"),
         Field("is_normalised", "i32", "1: divided by its Euclidean length, or by 1e-12 if that is less"),
+    ),
+    # Rows in the form that a weight's product takes: f32, bf16, or integers with a scale per 32.
+    Opcode.PREPARE: (
+        Field("weight", "weight", "matrix, k inputs"),
+        Field("input", "buffer", "[rows, k] f32"),
+        Field("out", "buffer", "[rows, 2·k + 128] of memory, not the input; read by products whose norm is PREPARED"),
+        Field("k", "i32", "inputs"),
+        Field("domain", "i32", "Domain of input and out"),
+    ),
+    # What QKV does after its product: norms of the heads, RoPE on q and k, and k and v go to the layer's pages.
+    Opcode.ROTATE: (
+        Field("q", "buffer", "[rows, heads × head_size] f32, or all heads of q, then k, then v"),
+        Field("keys", "buffer", "[rows, kv_heads × head_size] f32, or none: q has them all"),
+        Field("values", "buffer", "likewise"),
+        Field("q_out", "buffer", "[rows, heads × head_size] f32, not q"),
+        Field("heads", "i32", "query heads"),
+        Field("kv_heads", "i32", "key and value heads"),
+        Field("head_size", "i32", "elements of a head, a multiple of 32"),
+        Field("q_norm", "weight", "as QKV's"),
+        Field("k_norm", "weight", "as QKV's"),
+        Field("qk_norm_eps", "f32", "epsilon of these"),
+        Field("rope", "weight", "as QKV's"),
+        Field("rotary_size", "i32", "as QKV's"),
+        Field("layer", "i32", "index of this layer's KV pages, or STEP_PAGES"),
+    ),
+    # out = activation(gate) × up, or activation(gate)
+    Opcode.GATE: (
+        Field("gate", "buffer", "[rows, width] f32"),
+        Field("up", "buffer", "[rows, width] f32, or none"),
+        Field("out", "buffer", "[rows, width] f32, neither of the two"),
+        Field("width", "i32", "elements of a row"),
+        Field("activation", "i32", "Activation"),
+    ),
+    # out[i] = in[row of output i]
+    Opcode.PICK: (
+        Field("input", "buffer", "[rows, k] f32"),
+        Field("out", "buffer", "[output rows, k] f32, not the input"),
+        Field("k", "i32", "elements of a row"),
     ),
 }
 

@@ -34,6 +34,7 @@ from headrace.program.opcodes import (
     Norm,
     Opcode,
     Pooling,
+    prepared_width,
 )
 
 _I32_MAX = 2**31 - 1
@@ -129,14 +130,15 @@ def _tables(program: Program) -> Iterator[Fault]:
         if weight.name in names:
             yield Fault("table", where, "name is used twice")
         names.add(weight.name)
-    # What the last instruction writes nobody reads: it may be as narrow as it is (scores of a few classes).
-    last = program.instructions[-1].values.get("out") if program.instructions else None
+    # What the last instruction writes nobody reads: it may be as narrow as it is (scores of a few classes). Nor need
+    # logits be whole tiles.
+    ends = {item.values.get("out", item.values.get("input")) for item in program.instructions[-1:]}
     buffer_names: set[str] = set()
     for position, buffer in enumerate(program.buffers):
         where = f"buffer {position} ({buffer.name})"
         if buffer.index != position:
             yield Fault("table", where, f"says that its index is {buffer.index}")
-        if not 0 < buffer.width <= _I32_MAX or (buffer.width % LANES and position != last):
+        if not 0 < buffer.width <= _I32_MAX or (buffer.width % LANES and position not in ends):
             yield Fault("table", where, f"width {buffer.width} is no positive multiple of {LANES}")
         if buffer.name in buffer_names:
             yield Fault("table", where, "name is used twice")
@@ -151,6 +153,7 @@ _POSITIVE = frozenset(
 _FLAGS = frozenset({"is_renormalised", "is_bidirectional", "is_normalised"})
 _NOT_NEGATIVE = frozenset({"window", "position_offset", "rotary_size"})
 _OPTIONAL_WEIGHTS = frozenset({"bias", "norm_weight", "norm_bias", "rope", "positions", "types", "q_norm", "k_norm"})
+_OPTIONAL_BUFFERS = frozenset({"keys", "values", "up"})
 _POSITIVE_FLOATS = frozenset({"norm_eps", "qk_norm_eps"})
 _NOT_NEGATIVE_FLOATS = frozenset({"softcap"})
 _ENUMERATORS: dict[str, type[IntEnum]] = {
@@ -185,10 +188,14 @@ def _fields(program: Program, where: str, item: Instruction) -> Iterator[Fault]:
         elif not isinstance(value, int) or abs(value) > _I32_MAX:
             yield Fault("range", where, f"{field.name} is {value!r}, not a 32-bit integer")
         else:
-            yield from _integer(program, where, field.name, field.type, value)
+            is_optional = item.opcode is Opcode.HEAD and field.name == "weight"
+            if not (is_optional and value == NONE):
+                yield from _integer(program, where, field.name, field.type, value)
 
 
 def _integer(program: Program, where: str, name: str, kind: str, value: int) -> Iterator[Fault]:
+    if value == NONE and name in _OPTIONAL_BUFFERS:
+        return
     if kind == "buffer" and not 0 <= value < len(program.buffers):
         yield Fault("range", where, f"{name} is {value}, there are {len(program.buffers)} buffers")
     if kind == "weight" and not (value == NONE and name in _OPTIONAL_WEIGHTS) and not 0 <= value < len(program.weights):
@@ -219,18 +226,31 @@ def _shapes(program: Program, where: str, item: Instruction) -> Iterator[Fault]:
             yield Fault("shape", where, f"{name} is {found.kind} [{found.n}, {found.k}], expected {kind} [{rows}, {k}]")
 
     def buffer(name: str, width: int) -> Iterator[Fault]:
-        found = program.buffers[item.integer(name)]
-        if found.width != width:
+        index = item.integer(name)
+        if index != NONE and (found := program.buffers[index]).width != width:
             yield Fault("shape", where, f"{name} is {found.name} of width {found.width}, expected {width}")
 
     def prologue(k: int) -> Iterator[Fault]:
-        yield from buffer("input", k)
+        is_prepared = item.integer("norm") == Norm.PREPARED
+        yield from buffer("input", prepared_width(k) if is_prepared else k)
+        if is_prepared and item.opcode is not Opcode.LINEAR:
+            yield Fault("shape", where, "reads prepared rows, which only LINEAR can")
         yield from weight("norm_weight", "vector", k, 1)
         yield from weight("norm_bias", "vector", k, 1)
-        if item.integer("norm") == Norm.NONE and item.integer("norm_weight") != NONE:
+        if item.integer("norm") in (Norm.NONE, Norm.PREPARED) and item.integer("norm_weight") != NONE:
             yield Fault("shape", where, "has a norm weight but no norm")
         if item.integer("norm") != Norm.LAYER and item.integer("norm_bias") != NONE:
             yield Fault("shape", where, "has a norm bias but no layer norm")
+
+    def rotation() -> Iterator[Fault]:
+        size, rotary = item.integer("head_size"), item.integer("rotary_size")
+        yield from weight("rope", "rope", None, rotary)
+        if rotary > size or (rotary > 0) != (item.integer("rope") != NONE):
+            yield Fault("shape", where, f"{rotary} elements turn of a head of {size}")
+        yield from weight("q_norm", "vector", size, 1)
+        yield from weight("k_norm", "vector", size, 1)
+        yield from buffer("q_out", item.integer("heads") * size)
+        yield from _heads(where, item)
 
     def interleaved(name: str, pairs: int) -> Iterator[Fault]:
         source = program.weights[item.integer(name)] if item.integer(name) != NONE else None
@@ -267,15 +287,17 @@ def _shapes(program: Program, where: str, item: Instruction) -> Iterator[Fault]:
             n = (heads + 2 * kv_heads) * size
             yield from weight("weight", "matrix", n, item.integer("k"))
             yield from weight("bias", "vector", n, 1)
-            rotary = item.integer("rotary_size")
-            yield from weight("rope", "rope", None, rotary)
-            if rotary > size or (rotary > 0) != (item.integer("rope") != NONE):
-                yield Fault("shape", where, f"{rotary} elements turn of a head of {size}")
-            yield from weight("q_norm", "vector", size, 1)
-            yield from weight("k_norm", "vector", size, 1)
             yield from prologue(item.integer("k"))
-            yield from buffer("q_out", heads * size)
-            yield from _heads(where, item)
+            yield from rotation()
+        case Opcode.ROTATE:
+            heads, kv_heads, size = item.integer("heads"), item.integer("kv_heads"), item.integer("head_size")
+            is_whole = item.integer("keys") == NONE
+            yield from buffer("q", (heads + (2 * kv_heads if is_whole else 0)) * size)
+            yield from buffer("keys", kv_heads * size)
+            yield from buffer("values", kv_heads * size)
+            if is_whole != (item.integer("values") == NONE):
+                yield Fault("shape", where, "keys and values stand beside the queries, or behind them")
+            yield from rotation()
         case Opcode.ATTENTION:
             width = item.integer("heads") * item.integer("head_size")
             yield from buffer("q", width)
@@ -286,13 +308,28 @@ def _shapes(program: Program, where: str, item: Instruction) -> Iterator[Fault]:
         case Opcode.HEAD:
             yield from weight("weight", "matrix", item.integer("vocab"), item.integer("k"))
             yield from prologue(item.integer("k"))
+            is_bare = item.integer("norm") == Norm.NONE and item.integer("k") == item.integer("vocab")
+            if item.integer("weight") == NONE and not is_bare:
+                yield Fault("shape", where, "without a weight the input is the logits, and has no norm")
             if item.integer("vocab") != program.spec.vocab_size:
                 yield Fault("shape", where, f"vocab is not the model's {program.spec.vocab_size}")
         case Opcode.NORM:
             yield from prologue(item.integer("k"))
             yield from buffer("out", item.integer("k"))
-            if item.integer("norm") == Norm.NONE or item.integer("epilogue") == Epilogue.GLU:
-                yield Fault("shape", where, "must norm, and store or add")
+            is_plain = item.integer("norm") == Norm.NONE
+            if item.integer("epilogue") == Epilogue.GLU or (is_plain and item.integer("epilogue") != Epilogue.ADD):
+                yield Fault("shape", where, "must norm and store, or add")
+        case Opcode.PREPARE:
+            k = item.integer("k")
+            yield from weight("weight", "matrix", None, k)
+            yield from buffer("input", k)
+            yield from buffer("out", prepared_width(k))
+        case Opcode.GATE:
+            for name in ("gate", "up", "out"):
+                yield from buffer(name, item.integer("width"))
+        case Opcode.PICK:
+            for name in ("input", "out"):
+                yield from buffer(name, item.integer("k"))
         case Opcode.POOL:
             yield from prologue(item.integer("k"))
             yield from buffer("out", item.integer("k"))
@@ -367,18 +404,25 @@ def _flow(program: Program) -> Iterator[Fault]:
 
 
 def _domains(program: Program) -> Iterator[Fault]:
-    """Yields instructions that read rows of sequences as rows of the step, or the other way round."""
+    """Yields instructions that read rows of another domain than they have, or prepared rows as plain ones."""
     domains: dict[int, int] = {}
+    prepared: set[int] = set()
     for number, item in enumerate(program.instructions):
-        domain = int(item.values.get("domain", Domain.ROWS))
-        is_pool = item.opcode is Opcode.POOL
+        is_sampling_only = item.opcode is Opcode.HEAD and item.integer("weight") == NONE
+        domain = Domain.OUTPUTS if is_sampling_only else int(item.values.get("domain", Domain.ROWS))
         seen = effect(item)
+        reads_prepared = item.values.get("norm") == Norm.PREPARED
+        for index in (*seen.reads, *seen.updates):
+            if (index in prepared) != (reads_prepared and index in seen.reads):
+                yield Fault("shape", where_of(number, item), f"{program.buffers[index].name} is not what PREPARE gives")
+        for index in seen.writes:
+            (prepared.add if item.opcode is Opcode.PREPARE else prepared.discard)(index)
         for index in (*seen.reads, *seen.updates):
             if domains.get(index, domain) != domain:
                 found = Domain(domains[index]).name
                 yield Fault("shape", where_of(number, item), f"{program.buffers[index].name} has one row for {found}")
         for index in seen.writes:
-            domains[index] = Domain.SEQUENCES if is_pool else domain
+            domains[index] = {Opcode.POOL: Domain.SEQUENCES, Opcode.PICK: Domain.OUTPUTS}.get(item.opcode, domain)
 
 
 def _hazards(program: Program) -> Iterator[Fault]:

@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterator
 
 from headrace.program.encode import ALIGNMENT_BYTES, Encoded
-from headrace.program.ir import Instruction, Program, effect, result
+from headrace.program.ir import NONE, Instruction, Program, effect, result
 from headrace.program.opcodes import FIELDS, RECORD_BYTES
 from headrace.program.records import unpack_record
 from headrace.program.verify import Fault, ProgramError, where_of
@@ -53,7 +53,10 @@ def _record(
         return
     for field in FIELDS[opcode]:
         want, got = item.values[field.name], values[field.name]
-        if field.type == "buffer":
+        if field.type == "buffer" and want == NONE:
+            if got != NONE:
+                yield Fault("arena", where, f"{field.name} is {got}, it has none")
+        elif field.type == "buffer":
             index, offset = int(want), int(got)
             size = encoded.max_rows * program.buffers[index].width * 4
             if offsets.setdefault(index, offset) != offset:

@@ -82,7 +82,7 @@ class _Draw:
 
     def norm(self, name: str, width: int, *, is_needed: bool = False) -> dict[str, Any]:
         """Returns the arguments of a norm, perhaps none."""
-        kind = self.pick(Norm.RMS, Norm.LAYER) if is_needed else self.pick(*Norm)
+        kind = self.pick(*([Norm.RMS, Norm.LAYER] if is_needed else [Norm.NONE, Norm.RMS, Norm.LAYER]))
         has_weight, has_bias = kind != Norm.NONE and self.chance(0.8), kind == Norm.LAYER and self.chance(0.7)
         return {
             "norm": Norm(kind),
@@ -147,7 +147,10 @@ class _Draw:
 
     def _attention(self, at: str, layer: int, x: int) -> None:
         b, spec, shape = self.b, self.b.spec, self.b.spec.layer(layer)
-        n = (shape.heads + 2 * shape.kv_heads) * shape.head_size
+        sizes = (("q", shape.heads), ("k", shape.kv_heads), ("v", shape.kv_heads))
+
+        def parts(end: str) -> list[Part]:
+            return [Part(f"{at}.{name}{end}", heads * shape.head_size) for name, heads in sizes]
 
         def head_norm(name: str) -> int:
             if self.chance(0.5):
@@ -157,10 +160,10 @@ class _Draw:
         q = b.qkv(
             f"{at}.q",
             x,
-            self.matrix(f"{at}.qkv", n, spec.width),
+            b.matrix(f"{at}.qkv", spec.width, *parts("")),
             layer=layer,
             rope=self.ropes[layer % len(self.ropes)],
-            bias=self.bias(f"{at}.qkv", n),
+            bias=b.vector(f"{at}.qkv.bias", *parts(".bias")) if self.chance(0.4) else NONE,
             q_norm=head_norm("q_norm"),
             k_norm=head_norm("k_norm"),
             **self.norm(f"{at}.qkv", spec.width),

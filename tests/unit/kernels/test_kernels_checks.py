@@ -42,6 +42,13 @@ MOE: dict[str, Any] = {
     "is_renormalised": 1,
 }  # fmt: skip
 POOL: dict[str, Any] = {"input": 0, "out": 4096, "k": WIDTH, "pooling": Pooling.MEAN}
+PREPARE: dict[str, Any] = {"weight": 1, "input": 0, "out": 20480, "k": WIDTH}
+ROTATE: dict[str, Any] = {
+    "q": 4096, "keys": 0, "values": 0, "q_out": 8192, "heads": 1, "kv_heads": 1, "head_size": 32, "rope": 4,
+    "rotary_size": 32,
+}  # fmt: skip
+GATE: dict[str, Any] = {"gate": 0, "up": 4096, "out": 8192, "width": WIDTH}
+PICK: dict[str, Any] = {"input": 0, "out": 4096, "k": WIDTH}
 FIELDS = {
     Opcode.EMBED: EMBED,
     Opcode.LINEAR: LINEAR,
@@ -51,6 +58,10 @@ FIELDS = {
     Opcode.NORM: NORM,
     Opcode.MOE: MOE,
     Opcode.POOL: POOL,
+    Opcode.PREPARE: PREPARE,
+    Opcode.ROTATE: ROTATE,
+    Opcode.GATE: GATE,
+    Opcode.PICK: PICK,
 }
 
 
@@ -141,7 +152,11 @@ BAD_RECORDS = [
     (Opcode.NORM, {"out": 0}, "out is the input"),
     (Opcode.NORM, {"k": 48}, "multiple of 32"),
     (Opcode.NORM, {"epilogue": Epilogue.GLU}, "epilogue 2"),
-    (Opcode.NORM, {"norm": 3}, "norm 3"),
+    (Opcode.NORM, {"norm": 4}, "norm 4"),
+    (Opcode.NORM, {"norm": Norm.PREPARED}, "for LINEAR only"),
+    (Opcode.LINEAR, {"norm": Norm.PREPARED, "norm_weight": -1}, "not been prepared"),
+    (Opcode.HEAD, {"weight": -1}, "without a weight"),
+    (Opcode.HEAD, {"weight": -1, "k": VOCAB}, "no norm"),
     (Opcode.MOE, {"top_k": 4}, "3 experts"),
     (Opcode.MOE, {"top_k": 0}, "top_k"),
     (Opcode.MOE, {"experts": 4}, "3 x 64"),
@@ -155,7 +170,23 @@ BAD_RECORDS = [
     (Opcode.POOL, {"k": 16}, "multiple of 32"),
     (Opcode.ATTENTION, {"is_bidirectional": 1}, "is_bidirectional"),
     (Opcode.EMBED, {"types": 2}, "not a matrix"),
-    (Opcode.LINEAR, {"domain": 2}, "domain 2"),
+    (Opcode.LINEAR, {"domain": 3}, "domain 3"),
+    (Opcode.PREPARE, {"weight": 2}, "not a matrix"),
+    (Opcode.PREPARE, {"k": 32}, "96 x 64"),
+    (Opcode.PREPARE, {"out": 0}, "out is the input"),
+    (Opcode.PREPARE, {"out": ARENA - (2 * WIDTH + 128) * 4 * ROWS + 64}, "outside the arena"),
+    (Opcode.PREPARE, {"domain": 3}, "domain 3"),
+    (Opcode.ROTATE, {"values": -1}, "both"),
+    (Opcode.ROTATE, {"keys": ARENA}, "outside the arena"),
+    (Opcode.ROTATE, {"q_out": 4096}, "q_out is q"),
+    (Opcode.ROTATE, {"kv_heads": 3}, "kv_heads"),
+    (Opcode.ROTATE, {"rotary_size": 30}, "30 elements"),
+    (Opcode.ROTATE, {"layer": 1}, "layer 1"),
+    (Opcode.GATE, {"width": 8}, "multiple of 16"),
+    (Opcode.GATE, {"up": ARENA}, "outside the arena"),
+    (Opcode.GATE, {"activation": 6}, "activation 6"),
+    (Opcode.PICK, {"out": 0}, "out is the input"),
+    (Opcode.PICK, {"k": 0}, "positive"),
 ]
 
 
@@ -297,7 +328,7 @@ BAD_STEPS: list[tuple[str, dict[str, Any]]] = [
     ("masks", {"masks": np.zeros((1, 1), np.uint32)}),
     ("counts", {"count_ids": _i32(1)}),
     ("bias_values", {"bias_ids": _i32(1)}),
-    ("num_records", {"num_records": 9}),
+    ("num_records", {"num_records": len(FIELDS) + 1}),
     ("num_records", {"num_records": -2}),
     ("row", {"outputs": _output(row=3)}),
     ("row", {"outputs": _output(row=-1)}),

@@ -335,4 +335,8 @@ def test_opcode_numbers_are_stable() -> None:
         "NORM": 6,
         "MOE": 7,
         "POOL": 8,
+        "PREPARE": 9,
+        "ROTATE": 10,
+        "GATE": 11,
+        "PICK": 12,
     }

@@ -11,6 +11,7 @@ from headrace.program.encode import encode
 from headrace.program.ir import NONE, Instruction, Part, Program, result, seal
 from headrace.program.model import Architecture, ModelSpec, RopeSpec
 from headrace.program.opcodes import LANES, Activation, Domain, Epilogue, Norm, Opcode, Pooling
+from headrace.program.unfuse import STAGES, unfuse
 from headrace.program.verify import faults, verify
 from headrace.program.verify_lowered import verify_encoded
 from headrace.testing.random_builder import Wanted, random_program
@@ -46,7 +47,7 @@ def program() -> Program:
     q = b.qkv(
         "q",
         x,
-        matrix("qkv", 4 * 64, 64),
+        b.matrix("qkv", 64, Part("q", 128), Part("k", 64), Part("v", 64)),
         layer=0,
         rope=b.rope("rope", 100, 48, RopeSpec(1e4)),
         norm=Norm.LAYER,
@@ -106,7 +107,10 @@ MUTANTS: dict[str, tuple[str, Callable[[], Program]]] = {
     "positions too few": ("shape", lambda: with_weight("positions", n=101, parts=(Part("positions", 101),))),
     "offset without positions": ("shape", lambda: changed(Opcode.EMBED, positions=NONE)),
     "norm bias of RMS": ("shape", lambda: changed(Opcode.QKV, norm=Norm.RMS)),
-    "norm of no kind": ("shape", lambda: changed(Opcode.NORM, norm=Norm.NONE, norm_weight=NONE)),
+    "norm of no kind": (
+        "shape",
+        lambda: changed(Opcode.NORM, norm=Norm.NONE, norm_weight=NONE, epilogue=Epilogue.STORE),
+    ),
     "gated norm": ("shape", lambda: changed(Opcode.NORM, epilogue=Epilogue.GLU)),
     "head norm of another size": ("shape", lambda: with_weight("q_norm", n=32, parts=(Part("q_norm", 32),))),
     "more turn than the table has": ("shape", lambda: changed(Opcode.QKV, rotary_size=64)),
@@ -154,7 +158,7 @@ def changed_encoder(number: int, *, phase: int | None = None, **values: float) -
 # Instructions: 0 EMBED; per layer QKV, ATTENTION, o; 7 POOL, 8 dense.
 ENCODER_MUTANTS: dict[str, tuple[str, Callable[[], Program]]] = {
     "unknown pooling": ("range", lambda: changed_encoder(7, pooling=3)),
-    "unknown domain": ("range", lambda: changed_encoder(8, domain=2)),
+    "unknown domain": ("range", lambda: changed_encoder(8, domain=3)),
     "layer below the step's pages": ("range", lambda: changed_encoder(1, layer=-2)),
     "both ways over kept pages": ("shape", lambda: changed_encoder(2, layer=0)),
     "types of another width": ("shape", lambda: changed_encoder(0, types=ENCODER.instructions[3].integer("weight"))),
@@ -196,6 +200,60 @@ def test_experts_may_read_what_they_add_to() -> None:
     item = PROGRAM.instructions[NUMBERS[Opcode.MOE]]
 
     assert item.values["input"] == item.values["out"] == X
+
+
+# Instructions of the program taken apart, by opcode: the first of each.
+APART = unfuse(PROGRAM, 0).program
+FIRST = {
+    opcode: [item.opcode for item in APART.instructions].index(opcode)
+    for opcode in {item.opcode for item in APART.instructions}
+}
+
+
+def changed_apart(opcode: Opcode, offset: int = 0, **values: float) -> Program:
+    items = list(APART.instructions)
+    number = FIRST[opcode] + offset
+    items[number] = Instruction(items[number].opcode, items[number].phase, {**items[number].values, **values})
+    return seal(replace(APART, instructions=tuple(items)))
+
+
+APART_MUTANTS: dict[str, tuple[str, Callable[[], Program]]] = {
+    "plain rows taken for prepared ones": (
+        "shape",
+        lambda: changed_apart(Opcode.LINEAR, input=APART.instructions[FIRST[Opcode.NORM]].integer("out")),
+    ),
+    "prepared rows taken for plain ones": ("shape", lambda: changed_apart(Opcode.LINEAR, norm=Norm.NONE)),
+    "prepared where a head reads": ("shape", lambda: changed_apart(Opcode.HEAD, norm=Norm.PREPARED)),
+    "logits of another width": ("shape", lambda: changed_apart(Opcode.HEAD, k=64)),
+    "logits with a norm": ("shape", lambda: changed_apart(Opcode.HEAD, norm=Norm.RMS)),
+    "keys without values": ("shape", lambda: changed_apart(Opcode.ROTATE, values=NONE)),
+    "queries that hold too little": ("shape", lambda: changed_apart(Opcode.ROTATE, keys=NONE, values=NONE)),
+    "turned in place": (
+        "phase",
+        lambda: changed_apart(Opcode.ROTATE, q_out=APART.instructions[FIRST[Opcode.ROTATE]].integer("q")),
+    ),
+    "gated by another width": ("shape", lambda: changed_apart(Opcode.GATE, width=32)),
+    "all rows picked": ("shape", lambda: changed_apart(Opcode.PICK, 1, domain=Domain.ROWS)),
+    "a copy that nobody asked for": ("shape", lambda: changed_apart(Opcode.NORM, norm=Norm.NONE, norm_weight=NONE)),
+}
+
+
+@pytest.mark.parametrize("name", sorted(APART_MUTANTS))
+def test_mutant_of_a_program_apart_is_caught_by_its_rule(name: str) -> None:
+    rule, mutate = APART_MUTANTS[name]
+
+    found = faults(mutate())
+
+    assert rule in {fault.rule for fault in found}, [str(fault) for fault in found]
+
+
+@pytest.mark.parametrize("stage", range(STAGES))
+def test_every_stage_is_sound_and_lowers_soundly(stage: int) -> None:
+    for whole in (PROGRAM, random_program(np.random.default_rng(stage))):
+        apart = unfuse(whole, stage).program
+
+        assert faults(apart) == []
+        verify_encoded(apart, encode(apart, 7))
 
 
 @pytest.mark.parametrize("name", sorted(MUTANTS))
