@@ -201,13 +201,13 @@ def _notes(run: Run, gathered: Gathered, latency: Mapping[str, Latency]) -> list
     if gathered.num_failed:
         total = gathered.num_good + gathered.num_failed
         notes.append(
-            f"{gathered.num_failed} of {total} requests failed ({gathered.num_failed / total:.1%}); latencies are of "
-            "those that did not."
+            f"{gathered.num_failed:,} of {total:,} requests failed ({gathered.num_failed / total:.1%}); "
+            "latencies are of those that did not."
         )
     weak = [found.quantile for found in latency["e2e"].percentiles if found.is_indicative] if "e2e" in latency else []
     if weak:
         needed = ", ".join(f"p{100 * quantile:g} takes {stats.needed_requests(quantile):,}" for quantile in weak)
-        notes.append(f"Percentiles marked ~ are indicative, {latency['e2e'].num} good requests are few: {needed}.")
+        notes.append(f"Percentiles marked ~ are indicative, {latency['e2e'].num:,} good requests are few: {needed}.")
     overhead = run.end.overhead if run.end else None
     if overhead is not None:
         lag_s = max(overhead.loop_lag.p99_s, overhead.send_lag.p99_s)

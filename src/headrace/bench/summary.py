@@ -196,9 +196,16 @@ DEFINITIONS: Final[dict[str, str]] = {
 }
 
 
+def _anything(_kind: type) -> dict[str, object]:
+    return {"description": "any JSON value"}  # `object`, the fields of the requests' body, is the only such type
+
+
 def schema() -> dict[str, object]:
     """Gives the JSON schema of a report."""
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **msgspec.json.schema(Summary)}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **msgspec.json.schema(Summary, schema_hook=_anything),
+    }
 
 
 class _Version(msgspec.Struct, frozen=True):
