@@ -11,7 +11,7 @@ last line comes from a run that was killed; what it holds is still good.
 us the bytes, before anything is parsed.
 
 - *scheduled*: when the request was meant to be sent. In an open loop this is the arrival process's time, however late
-  we or the server were; in a closed loop the moment at which the slot became free. Latencies count from here.
+  we or the server were; in a closed loop the moment at which its slot took it. Latencies count from here.
 - *TTFT* = ``first_s − scheduled_s``: the first chunk that carries output (text, reasoning or a tool call; not the
   chunk that only names the role). Of an answer that is not streamed: its first byte.
 - *ITL*: the gaps of ``chunk_s``. A server that bundles tokens has fewer and longer gaps; compare those by TPOT.
@@ -90,10 +90,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         model: its name in requests.
         ramp_to_per_s: rate at the end of a ramp; it rises evenly from ``rate_per_s`` over ``duration_s``.
         trace_speed: how many times faster than recorded a trace is played.
-        num_requests, duration_s: whichever comes first ends the run; at least one is given, or the samples end.
+        num_requests: to measure, those of the warm-up not among them; None until the samples end.
+        duration_s: nothing is sent after ``warmup_s + duration_s``; what is under way then is waited for.
         warmup_requests, warmup_s: exchanges that are sent like all others and marked ``is_warmup``.
         timeout_s: for a whole answer, counted from sending.
-        max_in_flight: open loop: with so many requests unanswered, further ones fail at once as ``timeout``.
+        max_in_flight: of one process; with so many requests unanswered, further ones fail at once as ``timeout``.
         processes: that send; None chooses.
         data: what the samples are, for people.
         body: fields that every request gets, winning over the sample's.
