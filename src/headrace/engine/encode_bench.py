@@ -11,7 +11,7 @@ from headrace.base.clock import Clock
 from headrace.engine.encode_scheduler import EncodeScheduler
 from headrace.engine.loader import Inspection, Loaded
 from headrace.program.cost import Work, step_cost
-from headrace.protocol.frames import Encode, Step, encode_frame
+from headrace.protocol.frames import Encode, Step, encode_frame, pack_ids
 
 SHAPES = ((1, 32), (1, 256), (32, 32), (32, 256))
 """Texts at a time, and tokens of each."""
@@ -44,7 +44,7 @@ def time_encoding(inspection: Inspection, loaded: Loaded, clock: Clock, num_text
     while len(times_s) <= _LEAST_RUNS or sum(times_s) < _LEAST_S:
         texts = random.integers(0, config.vocab_size, (num_texts, length)).tolist()
         started_at_s = clock.now_s()
-        scheduler.submit(0, Encode(f"bench-{len(times_s)}", texts), started_at_s)
+        scheduler.submit(0, Encode(f"bench-{len(times_s)}", [pack_ids(ids) for ids in texts]), started_at_s)
         vm_s = 0.0
         while (plan := scheduler.plan(clock.now_s())) is not None:
             before_s = clock.now_s()

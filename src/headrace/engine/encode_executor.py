@@ -61,11 +61,11 @@ class EncodeExecutor:
             ValueError: the VM refused an id or position: a bug in the bookkeeping above, not in a request.
             MemoryError: no memory for the arrays.
         """
-        lengths = [len(item.ids) for item in plan.items]
+        lengths = [item.num_tokens for item in plan.items]
         starts = np.zeros(len(lengths) + 1, np.int32)
         np.cumsum(lengths, out=starts[1:])
         self._vm.step(
-            np.concatenate([np.array(item.ids, np.int32) for item in plan.items]),
+            np.concatenate([item.ids for item in plan.items]),
             np.concatenate([self._iota[:length] for length in lengths]),
             starts,
             np.zeros((len(lengths), 0), np.int32),
@@ -76,8 +76,8 @@ class EncodeExecutor:
 
     def _types(self, plan: EncodePlan) -> Int32s:
         """Returns the token types of the rows, [rows]; none where all are 0."""
-        if not self._has_types or not any(item.second_start < len(item.ids) for item in plan.items):
+        if not self._has_types or not any(item.second_start < item.num_tokens for item in plan.items):
             return _NO_INTS
-        return np.concatenate([self._iota[: len(item.ids)] >= item.second_start for item in plan.items]).astype(
+        return np.concatenate([self._iota[: item.num_tokens] >= item.second_start for item in plan.items]).astype(
             np.int32
         )

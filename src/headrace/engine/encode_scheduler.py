@@ -19,9 +19,10 @@ from headrace.base.errors import ContextLengthError, DeadlineError, NumericalErr
 from headrace.engine.blocks import BlockPool
 from headrace.engine.scheduler import Totals
 from headrace.engine.validate import check_encode
-from headrace.protocol.frames import Encode, Encoded, Event, Failed, Finished, FinishReason, Started
+from headrace.protocol.frames import ID_BYTES, Encode, Encoded, Event, Failed, Finished, FinishReason, Started
 
 Float32s = npt.NDArray[np.float32]
+Int32s = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,15 +74,20 @@ class Item(NamedTuple):
     number: int
 
     @property
-    def ids(self) -> list[int]:
+    def ids(self) -> Int32s:
         """Its tokens."""
-        return self.request.encode.inputs[self.number]
+        return np.frombuffer(self.request.encode.inputs[self.number], "<i4")
+
+    @property
+    def num_tokens(self) -> int:
+        """How many they are."""
+        return len(self.request.encode.inputs[self.number]) // ID_BYTES
 
     @property
     def second_start(self) -> int:
         """Where its second text begins; its length where it has none."""
         starts = self.request.encode.second_starts
-        return starts[self.number] if starts else len(self.ids)
+        return starts[self.number] if starts else self.num_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,9 +186,9 @@ class EncodeScheduler:
         while queue and len(items) < self.config.max_sequences:
             priority, _, order, request = heapq.heappop(queue)
             item = Item(request, request.num_planned)
-            if len(item.ids) > room:
+            if item.num_tokens > room:
                 continue  # its next input is too long for what is left; somebody else's may fit
-            room -= len(item.ids)
+            room -= item.num_tokens
             items.append(item)
             self._take(request, now_s)
             if request.has_more:
@@ -205,7 +211,7 @@ class EncodeScheduler:
                 continue
             shaped = _shortened(vector, request.encode.dimensions)
             self._tell(request.owner, Encoded(request.encode.request_id, item.number, shaped.tobytes()))
-            self.totals.prompt_tokens += len(item.ids)
+            self.totals.prompt_tokens += item.num_tokens
             request.num_done += 1
             if request.num_done == len(request.encode.inputs):
                 self._end(request)
@@ -266,7 +272,7 @@ def _finished(request: _Request, reason: FinishReason, now_s: float) -> Finished
     return Finished(
         request_id=request.encode.request_id,
         reason=reason,
-        prompt_tokens=sum(map(len, request.encode.inputs)),
+        prompt_tokens=sum(map(len, request.encode.inputs)) // ID_BYTES,
         cached_tokens=0,
         output_tokens=0,
         queue_s=started_at_s - request.arrived_at_s,

@@ -33,7 +33,7 @@ from headrace.program.opcodes import BLOCK_TOKENS, MAX_LOGPROBS, KvType, Layout
 from headrace.program.records import PackedLike
 from headrace.program.spec import build_program, spec_from_files
 from headrace.program.verify import verify
-from headrace.protocol.frames import Encode, Sampling, Submit
+from headrace.protocol.frames import Encode, Sampling, Submit, pack_ids
 from headrace.protocol.launch import WorkerLaunch
 from headrace.registry.model import ModelFiles, open_model
 
@@ -349,7 +349,9 @@ def _warm_up_encoder(executor: EncodeExecutor, config: EncodeConfig, pace: Pace,
     """Runs one text, so that "ready" means that a vector has come out, and measures it."""
     scheduler = EncodeScheduler(config)
     length = min(_WARM_UP_ROWS[1], config.context_tokens)
-    scheduler.submit(0, Encode("warm-up", [[index % config.vocab_size for index in range(length)]]), clock.now_s())
+    scheduler.submit(
+        0, Encode("warm-up", [pack_ids([index % config.vocab_size for index in range(length)])]), clock.now_s()
+    )
     plan = scheduler.plan(clock.now_s())
     assert plan is not None
     started_at_s = clock.now_s()

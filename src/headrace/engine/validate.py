@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from headrace.base.errors import ContextLengthError, RequestError
-from headrace.protocol.frames import MAX_GRAMMAR_CHARS, Encode, Sampling, Submit
+from headrace.protocol.frames import ID_BYTES, MAX_GRAMMAR_CHARS, Encode, Sampling, Submit
 
 MAX_SAMPLE_LOGPROBS = 20
 MAX_ECHO_LOGPROBS = 256
@@ -60,19 +62,24 @@ def check_encode(encode: Encode, *, vocab_size: int, context_tokens: int, width:
         RequestError: any other field is out of its range; ``param`` names it.
     """
     _check_range("input", len(encode.inputs), 1, MAX_INPUTS)
-    for index, ids in enumerate(encode.inputs):
-        if not ids:
-            raise RequestError(f"input {index} has 0 tokens, at least 1 is needed", param="input")
-        if len(ids) > context_tokens:
+    for index, packed in enumerate(encode.inputs):
+        count, rest = divmod(len(packed), ID_BYTES)
+        if not count or rest:
+            raise RequestError(
+                f"input {index} has {len(packed) / ID_BYTES:g} tokens, at least 1 is needed", param="input"
+            )
+        if count > context_tokens:
             raise ContextLengthError(
-                f"input {index} has {len(ids)} tokens, this model's maximum context length is {context_tokens} tokens",
+                f"input {index} has {count} tokens, this model's maximum context length is {context_tokens} tokens",
                 param="input",
             )
-        _check_ids("input", ids, vocab_size)
+        ids = np.frombuffer(packed, "<i4")
+        if not 0 <= int(ids.min()) <= int(ids.max()) < vocab_size:
+            _check_ids("input", ids.tolist(), vocab_size)
     if encode.second_starts:
         _check_range("second_starts", len(encode.second_starts), len(encode.inputs), len(encode.inputs))
-        for ids, start in zip(encode.inputs, encode.second_starts, strict=True):
-            _check_range("second_starts", start, 0, len(ids))
+        for packed, start in zip(encode.inputs, encode.second_starts, strict=True):
+            _check_range("second_starts", start, 0, len(packed) // ID_BYTES)
     if encode.dimensions is not None:
         _check_range("dimensions", encode.dimensions, 1, width)
     _check_range("timeout_s", encode.timeout_s, 0.0, MAX_TIMEOUT_S)

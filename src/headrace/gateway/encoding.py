@@ -11,13 +11,13 @@ import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from headrace.base.errors import ContextLengthError, RequestError, WorkerLostError
 from headrace.gateway.pipeline import Pipeline
 from headrace.gateway.quarantine import fingerprint_inputs
 from headrace.gateway.ticket import BACKSTOP_S, Ticket
-from headrace.protocol.frames import Encode, Encoded, Failed, Started, Welcome
+from headrace.protocol.frames import ID_BYTES, Encode, Encoded, Failed, Started, Welcome, pack_ids
 
 if TYPE_CHECKING:
     from headrace.gateway.ledger import Record
@@ -25,11 +25,15 @@ if TYPE_CHECKING:
     from headrace.replica.events import EventStream
 
 
+MAX_BATCH_TOKENS: Final = 2**23
+"""Of one request: half of what a frame to the worker can hold."""
+
+
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """Inputs as token ids; ``second_starts`` as in ``frames.Encode``."""
+    """Inputs as token ids; both as in ``frames.Encode``."""
 
-    inputs: list[list[int]]
+    inputs: list[bytes]
     second_starts: list[int] = field(default_factory=list)
 
 
@@ -49,8 +53,8 @@ class Reader:
     limit: int
     vocab_size: int
 
-    def ids(self, given: str | list[int], param: str, truncate_tokens: int | None) -> list[int]:
-        """Gives the ids of one text, or checks those that were given.
+    def ids(self, given: str | list[int], param: str, truncate_tokens: int | None) -> bytes:
+        """Gives the ids of one text, or checks those that were given; packed.
 
         Args:
             param: its name in the request, for errors.
@@ -64,14 +68,14 @@ class Reader:
                 ids = self.tokenizer.encode_start(given, kept)
             if not ids:
                 raise RequestError(f"{param} has no tokens: nothing can be made of it", param=param, code="empty_input")
-            return ids
+            return pack_ids(ids)
         ids = given if kept is None else given[:kept]
         bad = next((token for token in ids if token >= self.vocab_size), None)
         if bad is not None:
             raise RequestError(f"{param} holds token {bad}, the vocabulary is 0 to {self.vocab_size - 1}", param=param)
         if len(ids) > self.limit:
             raise self._too_long(len(ids), param)
-        return ids
+        return pack_ids(ids)
 
     def pairs(self, firsts: Sequence[str], seconds: Sequence[str], param: str, truncate_tokens: int | None) -> Tokens:
         """Gives the ids of pairs of texts; of one that is too long the second text is cut, or it is refused."""
@@ -82,7 +86,7 @@ class Reader:
             ids, start = self.tokenizer.encode_pair(first, second, limit, is_cut=is_cut)
             if len(ids) > limit:
                 raise self._too_long(len(ids), f"{param}[{index}]")
-            inputs.append(ids)
+            inputs.append(pack_ids(ids))
             starts.append(start)
         return Tokens(inputs, starts)
 
@@ -141,7 +145,13 @@ class Encoding:
         reader = Reader(pipeline.kit.tokenizer, pipeline.context_tokens(identity), identity.vocab_size)
         loop = asyncio.get_running_loop()
         tokens = await ticket.until_failed(loop.run_in_executor(self._executor, tokenise, reader))
-        self.record.prompt_tokens = sum(map(len, tokens.inputs))
+        self.record.prompt_tokens = sum(map(len, tokens.inputs)) // ID_BYTES
+        if self.record.prompt_tokens > MAX_BATCH_TOKENS:
+            raise RequestError(
+                f"the request has {self.record.prompt_tokens} tokens in all, the limit is {MAX_BATCH_TOKENS}: "
+                "send it in several",
+                code="batch_too_large",
+            )
         request = Encode(
             next(pipeline.ids),
             tokens.inputs,

@@ -31,11 +31,11 @@ def fingerprint(submits: tuple[Submit, ...]) -> bytes:
     return digest.digest()
 
 
-def fingerprint_inputs(inputs: list[list[int]]) -> bytes:
-    """Gives the identity of texts to encode."""
+def fingerprint_inputs(inputs: list[bytes]) -> bytes:
+    """Gives the identity of texts to encode, packed as in ``frames.Encode``."""
     digest = hashlib.blake2b(digest_size=16)
     for ids in inputs:
-        digest.update(array("q", ids).tobytes())
+        digest.update(ids)
         digest.update(b"%d;" % len(ids))
     return digest.digest()
 

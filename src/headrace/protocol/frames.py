@@ -11,14 +11,28 @@ events of that connection's requests. Every request ends in exactly one Finished
 
 from __future__ import annotations
 
+import sys
+from array import array
+from collections.abc import Sequence
 from enum import StrEnum
 
 import msgspec
 
-LINK_VERSION = 3
+LINK_VERSION = 4
 MAX_FRAME_BYTES = 64 * 2**20
 MAX_GRAMMAR_CHARS = 2**18
+ID_BYTES = 4
+"""Bytes of a packed token id."""
 HEARTBEAT_INTERVAL_S = 0.5
+
+
+def pack_ids(ids: Sequence[int]) -> bytes:
+    """Gives token ids as i32 little-endian: a batch of millions then costs 4 bytes each on either side."""
+    packed = array("i", ids)
+    assert packed.itemsize == ID_BYTES
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return packed.tobytes()
 
 
 class WorkerState(StrEnum):
@@ -122,7 +136,7 @@ class Encode(msgspec.Struct, tag="encode", tag_field="t", frozen=True, omit_defa
     """Make a vector of each input. ``request_id`` is unique on its connection.
 
     Args:
-        inputs: token ids of each, 1 ≤ count ≤ context.
+        inputs: token ids of each as ``pack_ids`` makes them, 1 ≤ count ≤ context.
         second_starts: of pairs of texts, the first token of each input's second text; empty where there are none.
         dimensions: None, or how many leading elements of a vector are wanted; they are brought to length 1 again.
         timeout_s: seconds from receipt after which the worker fails the request with ``generation_timeout``.
@@ -130,7 +144,7 @@ class Encode(msgspec.Struct, tag="encode", tag_field="t", frozen=True, omit_defa
     """
 
     request_id: str
-    inputs: list[list[int]]
+    inputs: list[bytes]
     second_starts: list[int] = []
     dimensions: int | None = None
     timeout_s: float = 600.0

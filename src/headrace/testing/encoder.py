@@ -11,7 +11,7 @@ import numpy.typing as npt
 from headrace.base.clock import SystemClock
 from headrace.engine.encode_scheduler import EncodeScheduler
 from headrace.engine.loader import inspect, load
-from headrace.protocol.frames import Encode, Encoded
+from headrace.protocol.frames import Encode, Encoded, pack_ids
 from headrace.protocol.launch import WorkerLaunch
 
 
@@ -28,7 +28,7 @@ def encoded(
     loaded = load(inspection, SystemClock())
     assert inspection.encode_config is not None, "the model makes no vectors"
     scheduler = EncodeScheduler(inspection.encode_config)
-    scheduler.submit(0, Encode("r", list(texts), second_starts=list(second_starts)), 0.0)
+    scheduler.submit(0, Encode("r", [pack_ids(ids) for ids in texts], second_starts=list(second_starts)), 0.0)
     while (plan := scheduler.plan(0.0)) is not None:
         scheduler.complete(plan, loaded.executor.run(plan), 0.0)
     events = [event for event in scheduler.take_events()[0] if isinstance(event, Encoded)]

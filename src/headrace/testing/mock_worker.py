@@ -28,6 +28,7 @@ from headrace.base.errors import ProtocolError
 from headrace.base.process import die_with_parent, read_inherited
 from headrace.protocol.frames import (
     HEARTBEAT_INTERVAL_S,
+    ID_BYTES,
     LINK_VERSION,
     Abort,
     Drain,
@@ -455,7 +456,8 @@ class MockWorker:
             if run.has_failed:
                 return
             await self._moving.wait()
-            vector = array("f", [*ids[:width], *[0.0] * (width - len(ids))])
+            numbers = array("i", ids)[:width]
+            vector = array("f", [*numbers, *[0.0] * (width - len(numbers))])
             self.num_steps += 1
             peer.send_events(Encoded(request.request_id, index, vector.tobytes()))
             await asyncio.sleep(0)
@@ -502,7 +504,7 @@ class _Run:
             case Submit():
                 return len(self.request.prompt_ids)
             case Encode():
-                return sum(map(len, self.request.inputs))
+                return sum(map(len, self.request.inputs)) // ID_BYTES
 
     def finish(
         self, reason: FinishReason, now_s: float, cached_tokens: int, stop_token_id: int | None = None

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.engine.encode_scheduler import EncodeConfig, EncodePlan, EncodeScheduler
-from headrace.protocol.frames import Encode, Encoded, Event, Failed, Finished, FinishReason, Started
+from headrace.protocol.frames import Encode, Encoded, Event, Failed, Finished, FinishReason, Started, pack_ids
 
 CONFIG = EncodeConfig(vocab_size=100, width=8, context_tokens=16, max_sequences=4, max_step_tokens=20, queue_limit=5)
+
+
+def encode_of(request_id: str, inputs: list[list[int]], **more: Any) -> Encode:
+    return Encode(request_id, [pack_ids(ids) for ids in inputs], **more)
 
 
 def vectors_of(plan: EncodePlan) -> np.ndarray:
     """A vector that tells its input: its tokens' sum in the first element, ones behind."""
     out = np.ones((len(plan.items), CONFIG.width), np.float32)
-    out[:, 0] = [sum(item.ids) for item in plan.items]
+    out[:, 0] = [int(item.ids.sum()) for item in plan.items]
     return out
 
 
@@ -36,7 +42,7 @@ def first_elements(events: list[Event]) -> dict[int, float]:
 def test_every_input_comes_back_in_order_and_the_request_ends_once() -> None:
     scheduler = EncodeScheduler(CONFIG)
     inputs = [[1] * length for length in (3, 16, 1, 7, 5, 2)]
-    scheduler.submit(1, Encode("a", inputs), 0.0)
+    scheduler.submit(1, encode_of("a", inputs), 0.0)
 
     run(scheduler)
     events = scheduler.take_events()[1]
@@ -59,7 +65,7 @@ def test_every_input_comes_back_in_order_and_the_request_ends_once() -> None:
 def test_no_step_is_too_large_and_none_is_left_empty(batches: list[list[list[int]]]) -> None:
     scheduler = EncodeScheduler(CONFIG)
     for number, inputs in enumerate(batches):
-        scheduler.submit(0, Encode(f"r{number}", inputs), 0.0)
+        scheduler.submit(0, encode_of(f"r{number}", inputs), 0.0)
 
     plans = run(scheduler)
 
@@ -75,12 +81,12 @@ def test_no_step_is_too_large_and_none_is_left_empty(batches: list[list[list[int
 
 def test_a_large_batch_delays_a_single_text_by_one_step() -> None:
     scheduler = EncodeScheduler(CONFIG)
-    scheduler.submit(1, Encode("batch", [[1] * 10] * 100), 0.0)
+    scheduler.submit(1, encode_of("batch", [[1] * 10] * 100), 0.0)
     for _ in range(3):
         plan = scheduler.plan(0.0)
         assert plan is not None
         scheduler.complete(plan, vectors_of(plan), 0.0)
-    scheduler.submit(2, Encode("single", [[5] * 10]), 0.0)
+    scheduler.submit(2, encode_of("single", [[5] * 10]), 0.0)
 
     plan = scheduler.plan(0.0)
 
@@ -90,8 +96,8 @@ def test_a_large_batch_delays_a_single_text_by_one_step() -> None:
 
 def test_a_lower_priority_number_goes_first() -> None:
     scheduler = EncodeScheduler(CONFIG)
-    scheduler.submit(1, Encode("late", [[1] * 16] * 3, priority=1), 0.0)
-    scheduler.submit(1, Encode("soon", [[1] * 16] * 3, priority=0), 0.0)
+    scheduler.submit(1, encode_of("late", [[1] * 16] * 3, priority=1), 0.0)
+    scheduler.submit(1, encode_of("soon", [[1] * 16] * 3, priority=0), 0.0)
 
     order = [item.request.encode.request_id for plan in run(scheduler) for item in plan.items]
 
@@ -100,8 +106,8 @@ def test_a_lower_priority_number_goes_first() -> None:
 
 def test_a_vector_that_is_not_a_number_fails_its_own_request_only() -> None:
     scheduler = EncodeScheduler(CONFIG)
-    scheduler.submit(1, Encode("bad", [[1]]), 0.0)
-    scheduler.submit(2, Encode("good", [[2]]), 0.0)
+    scheduler.submit(1, encode_of("bad", [[1]]), 0.0)
+    scheduler.submit(2, encode_of("good", [[2]]), 0.0)
     plan = scheduler.plan(0.0)
     assert plan is not None
     vectors = vectors_of(plan)
@@ -118,7 +124,7 @@ def test_a_vector_that_is_not_a_number_fails_its_own_request_only() -> None:
 
 def test_dimensions_are_cut_and_brought_to_length_one() -> None:
     scheduler = EncodeScheduler(CONFIG)
-    scheduler.submit(1, Encode("a", [[3]], dimensions=2), 0.0)
+    scheduler.submit(1, encode_of("a", [[3]], dimensions=2), 0.0)
 
     run(scheduler)
     (vector,) = [np.frombuffer(e.vector, "<f4") for e in scheduler.take_events()[1] if isinstance(e, Encoded)]
@@ -129,12 +135,13 @@ def test_dimensions_are_cut_and_brought_to_length_one() -> None:
 @pytest.mark.parametrize(
     ("encode", "word"),
     [
-        (Encode("x", []), "input is 0"),
-        (Encode("x", [[1], []]), "input 1 has 0 tokens"),
-        (Encode("x", [[1] * 17]), "maximum context length is 16"),
-        (Encode("x", [[100]]), "100"),
-        (Encode("x", [[1]], dimensions=9), "dimensions is 9"),
-        (Encode("x", [[1]], timeout_s=float("nan")), "timeout_s"),
+        (encode_of("x", []), "input is 0"),
+        (encode_of("x", [[1], []]), "input 1 has 0 tokens"),
+        (encode_of("x", [[1] * 17]), "maximum context length is 16"),
+        (encode_of("x", [[100]]), "100"),
+        (Encode("x", [b"\1\0\0\0\1"]), "input 0 has 1.25 tokens"),
+        (encode_of("x", [[1]], dimensions=9), "dimensions is 9"),
+        (encode_of("x", [[1]], timeout_s=float("nan")), "timeout_s"),
     ],
 )
 def test_what_cannot_run_is_refused_with_the_reason(encode: Encode, word: str) -> None:
@@ -150,9 +157,9 @@ def test_what_cannot_run_is_refused_with_the_reason(encode: Encode, word: str) -
 
 def test_late_aborted_and_orphaned_requests_end() -> None:
     scheduler = EncodeScheduler(CONFIG)
-    scheduler.submit(1, Encode("late", [[1]], timeout_s=1.0), 0.0)
-    scheduler.submit(2, Encode("aborted", [[1]]), 0.0)
-    scheduler.submit(3, Encode("orphan", [[1]]), 0.0)
+    scheduler.submit(1, encode_of("late", [[1]], timeout_s=1.0), 0.0)
+    scheduler.submit(2, encode_of("aborted", [[1]]), 0.0)
+    scheduler.submit(3, encode_of("orphan", [[1]]), 0.0)
     scheduler.abort(2, "aborted", 0.5)
     scheduler.abort(2, "unknown", 0.5)
 
@@ -167,7 +174,7 @@ def test_late_aborted_and_orphaned_requests_end() -> None:
 
 def test_a_request_that_ends_while_its_step_runs_takes_nothing_more() -> None:
     scheduler = EncodeScheduler(CONFIG)
-    scheduler.submit(1, Encode("a", [[1], [2]]), 0.0)
+    scheduler.submit(1, encode_of("a", [[1], [2]]), 0.0)
     plan = scheduler.plan(0.0)
     assert plan is not None
     scheduler.abort(1, "a", 0.0)
@@ -180,7 +187,7 @@ def test_a_request_that_ends_while_its_step_runs_takes_nothing_more() -> None:
 def test_the_queue_has_a_limit_and_a_failed_step_ends_its_requests() -> None:
     scheduler = EncodeScheduler(CONFIG)
     for number in range(6):
-        scheduler.submit(1, Encode(f"r{number}", [[1] * 10]), 0.0)
+        scheduler.submit(1, encode_of(f"r{number}", [[1] * 10]), 0.0)
     (refused,) = scheduler.take_events()[1]
     assert isinstance(refused, Failed)
     assert refused.code == "queue_full" or "limit is 5" in refused.message
