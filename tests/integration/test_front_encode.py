@@ -6,11 +6,15 @@ import asyncio
 from array import array
 from base64 import b64decode
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 from headrace.base.clock import ManualClock
+from headrace.base.errors import RequestError
+from headrace.gateway.encoding import Encoding, Tokens
+from headrace.protocol.frames import pack_ids
 from headrace.testing.mock_worker import Fault, Reply, Script
 
 BATCH = {"model": "bytes", "input": ["abc", "de", "f"], "encoding_format": "base64"}
@@ -150,3 +154,16 @@ async def test_a_client_that_leaves_ends_its_batch(make_house: Any) -> None:
 
     await until(lambda: house.worker.num_running == 0 and house.front.pipeline.num_open == 0)
     assert house.front.pipeline.admission.num_running == 0
+
+
+async def test_a_batch_of_more_tokens_than_a_frame_holds_is_refused_before_it_is_sent(make_house: Any) -> None:
+    house = await make_house(encoder())
+    pipeline = house.front.pipeline
+    encoding = Encoding(pipeline, "bytes", pipeline.ledger.open("r", "embeddings"), ThreadPoolExecutor(1))
+    text = pack_ids([7] * 1024)
+
+    with pytest.raises(RequestError, match=r"9437184 tokens in all, the limit is 8388608"):
+        await encoding.run(lambda reader: Tokens([text] * (9 * 1024)))
+    encoding.close()
+
+    assert house.worker.num_steps == 0
