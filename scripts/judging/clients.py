@@ -73,9 +73,7 @@ def run(client: Client, servers: Mapping[str, Server]) -> Report:
         command = [shutil.which("node") or "node", "client.mjs"]
     report = Report(client.name, version)
     env = {**os.environ, "JUDGE_URL": server.url, "JUDGE_MODEL": server.model, "OPENAI_API_KEY": "none"}
-    done = subprocess.run(
-        command, cwd=folder, env=env, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
-    )
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
     for line in done.stdout.splitlines():
         if line.startswith('{"check"'):
             said = json.loads(line)

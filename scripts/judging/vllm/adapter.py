@@ -12,6 +12,7 @@ import importlib.util
 import os
 import sys
 import types
+from typing import ClassVar
 from unittest.mock import MagicMock
 
 import pytest
@@ -59,7 +60,7 @@ class RemoteOpenAIServer:
 class _StandIn(types.ModuleType):
     """A module that has every name; exceptions and types are classes of their own, the rest are mocks."""
 
-    __path__: list[str] = []
+    __path__: ClassVar[list[str]] = []
 
     def __getattr__(self, name: str) -> object:
         if name.startswith("__"):

@@ -53,6 +53,7 @@ class Request:
 
     __slots__ = (
         "_allowed",
+        "_bad_words",
         "_banned_bias",
         "_bias",
         "admitted_at_s",
@@ -97,7 +98,7 @@ class Request:
         self.owner = owner
         self.rule = rule
         # The ids live on as an array: as a list they take nine times the memory, and thousands may wait.
-        self.submit = msgspec.structs.replace(submit, prompt_ids=[], allowed_token_ids=None)
+        self.submit = msgspec.structs.replace(submit, prompt_ids=[], allowed_token_ids=None, bad_words=[])
         self.order = order
         self.arrived_at_s = now_s
         self.deadline_at_s = now_s + submit.timeout_s
@@ -127,6 +128,7 @@ class Request:
         elif sampling.presence_penalty != 0.0 or sampling.frequency_penalty != 0.0:
             self.counts = TokenCounts(self.tokens[:0])  # these two look at the output only
         self._allowed = None if submit.allowed_token_ids is None else _bits(submit.allowed_token_ids)
+        self._bad_words = [(word[:-1], word[-1]) for word in submit.bad_words]
         self._bias = _bias(sampling.logit_bias)
         banned = {**sampling.logit_bias, **dict.fromkeys(self.stop_ids, BANNED_BIAS)} if submit.min_tokens else {}
         self._banned_bias = _bias(banned)
@@ -154,7 +156,7 @@ class Request:
     @property
     def has_mask(self) -> bool:
         """Whether only some tokens may be chosen next."""
-        return self.rule is not None or self._allowed is not None
+        return self.rule is not None or self._allowed is not None or bool(self._bad_words)
 
     def fill_mask(self, mask: npt.NDArray[np.uint32]) -> None:
         """Writes which tokens may be chosen next: [words] u32, bit t of word t/32 is token t."""
@@ -166,6 +168,18 @@ class Request:
             num_words = len(self._allowed)
             mask[:num_words] &= self._allowed
             mask[num_words:] = 0
+        if self._bad_words:
+            self._ban_words(mask)
+
+    def _ban_words(self, mask: npt.NDArray[np.uint32]) -> None:
+        """Takes out each token that would complete a bad word, but for those that are all there is to choose."""
+        before = mask.copy()
+        for head, last in self._bad_words:
+            start = self.num_tokens - len(head)
+            if start >= self.num_prompt and self.tokens[start : self.num_tokens].tolist() == head:
+                mask[last >> 5] &= np.uint32(~(1 << (last & 31)) & 0xFFFFFFFF)
+        if not mask.any():
+            mask[:] = before
 
     def grow(self) -> None:
         """Makes room for all tokens that it may ever have; waiting requests hold only their prompt."""

@@ -15,6 +15,8 @@ from headrace.protocol.frames import ID_BYTES, MAX_GRAMMAR_CHARS, Encode, Sampli
 MAX_SAMPLE_LOGPROBS = 20
 MAX_ECHO_LOGPROBS = 256
 MAX_STOP_IDS = 1024
+MAX_BAD_WORDS = 128
+MAX_BAD_WORD_TOKENS = 1024
 MAX_TIMEOUT_S = 30 * 86400.0
 MAX_TOKENS = 2**31 - 1
 MAX_INPUTS = 2**17
@@ -49,6 +51,10 @@ def check_submit(submit: Submit, *, vocab_size: int, context_tokens: int) -> Non
     if submit.allowed_token_ids is not None:
         _check_range("allowed_token_ids", len(submit.allowed_token_ids), 1, vocab_size)
         _check_ids("allowed_token_ids", submit.allowed_token_ids, vocab_size)
+    _check_range("bad_words", len(submit.bad_words), 0, MAX_BAD_WORDS)
+    for word in submit.bad_words:
+        _check_range("bad_words", len(word), 1, MAX_BAD_WORD_TOKENS)
+        _check_ids("bad_words", word, vocab_size)
     if submit.grammar is not None:
         _check_range("grammar", len(submit.grammar.source), 0, MAX_GRAMMAR_CHARS)
     _check_sampling(submit.sampling, vocab_size)

@@ -7,6 +7,7 @@ got in one piece.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -95,6 +96,8 @@ class Generation:
         reader: None where the answer is plain text.
         has_stop_in_output: the stop string that ends the answer is a part of it.
         keeps_scores: log-probabilities of the prompt are kept for the whole answer.
+        keeps_ids: pieces carry the ids of their tokens.
+        shows_ids: log-probabilities name tokens by id.
     """
 
     def __init__(
@@ -108,10 +111,14 @@ class Generation:
         *,
         has_stop_in_output: bool = False,
         keeps_scores: bool = False,
+        keeps_ids: bool = False,
+        shows_ids: bool = False,
     ) -> None:
         self.index = index
         self.logprob_sum = 0.0
         self.prompt_scores: dict[int, TokenLogprobs] | None = {} if keeps_scores else None
+        self._keeps_ids = keeps_ids
+        self._shows_ids = shows_ids
         self._reader = reader
         self._has_stop_in_output = has_stop_in_output
         self.is_done = False
@@ -129,6 +136,20 @@ class Generation:
 
     def on_tokens(self, event: Tokens) -> list[Piece]:
         """Takes new tokens; sets ``is_done`` when a stop string was found."""
+        if not self._keeps_ids:
+            return self._take_tokens(event)
+        before = self.output_tokens
+        pieces = self._take_tokens(event)
+        ids = event.ids[: self.output_tokens - before]
+        if not ids:
+            return pieces
+        # The first piece may be the echo of the prompt, whose tokens these are not.
+        at = next((index for index, piece in enumerate(pieces) if not piece.is_echo), len(pieces))
+        if at == len(pieces):
+            return [*pieces, Piece(self.index, token_ids=ids)]
+        return [*pieces[:at], dataclasses.replace(pieces[at], token_ids=ids), *pieces[at + 1 :]]
+
+    def _take_tokens(self, event: Tokens) -> list[Piece]:
         pieces = self._say_echo()
         if self.is_done:
             return pieces
@@ -269,8 +290,11 @@ class Generation:
             logprob = finite(scores.logprob)
             for other, score in zip(scores.top_ids, scores.top_logprobs, strict=False):
                 other_raw = self._bytes(other)
-                top.append(TopToken(_shown(other_raw), finite(score), list(other_raw)))
-        return TokenEntry(_shown(raw), logprob, list(raw), top, start, end)
+                top.append(TopToken(self._name(other, other_raw), finite(score), list(other_raw)))
+        return TokenEntry(self._name(token, raw), logprob, list(raw), top, start, end)
+
+    def _name(self, token: int, raw: bytes) -> str:
+        return f"token_id:{token}" if self._shows_ids else _shown(raw)
 
     def _bytes(self, token: int) -> bytes:
         assert self._pieces is not None
@@ -294,7 +318,7 @@ class Generation:
             ]
         if echo.is_alone:
             self._end("length")
-        return [Piece(self.index, echo.text, entries, self.finish_reason)]
+        return [Piece(self.index, echo.text, entries, self.finish_reason, is_echo=True)]
 
 
 def _shown(raw: bytes) -> str:

@@ -19,6 +19,7 @@ from headrace.text.tool_prompt import has_tool_turns, write_tools
 
 # A prompt that is to be cut may be this many times the context; what is longer costs too much to look at.
 _CUT_RATIO: Final = 8
+MAX_BAD_WORD_TOKENS: Final = 1024
 
 
 class Tokenizer(Protocol):
@@ -119,7 +120,7 @@ class Prompt:
 
     Args:
         is_thinking: it ends inside the model's thinking.
-        truncated_tokens: how many of its first tokens were cut, as the client asked.
+        truncated_tokens: how many of its tokens were cut, as the client asked.
     """
 
     ids: list[int]
@@ -172,6 +173,36 @@ class Renderer:
             )
 
         return await asyncio.get_running_loop().run_in_executor(self._executor, work)
+
+    async def bad_words(self, request: ChatRequest | CompletionRequest) -> list[list[int]]:
+        """Gives the token sequences of ``bad_words``: each word as a text begins with it, and behind a blank.
+
+        A word may still come out in other tokens; vLLM's ``bad_words`` are these same sequences.
+        """
+        words = request.options.bad_words
+        if not words:
+            return []
+
+        def work() -> list[list[int]]:
+            sequences: list[list[int]] = []
+            for word in words:
+                first = self._word_ids(word.lstrip())
+                later = self._word_ids(" " + word.lstrip())
+                sequences.append(first)
+                # Of the same length and with another first token, or a lone blank would be forbidden too.
+                if len(later) == len(first) and later[0] != first[0]:
+                    sequences.append(later)
+            return sequences
+
+        return await asyncio.get_running_loop().run_in_executor(self._executor, work)
+
+    def _word_ids(self, text: str) -> list[int]:
+        ids = self._kit.tokenizer.encode_within(
+            text, add_special=False, limit_tokens=MAX_BAD_WORD_TOKENS, param="bad_words"
+        )
+        if not ids:
+            raise RequestError("bad_words holds a word without tokens", param="bad_words")
+        return ids
 
     def ignored_values(self, request: ChatRequest | CompletionRequest) -> tuple[str, ...]:
         """Gives the ``chat_template_kwargs`` that this model's template does not read.
@@ -277,7 +308,8 @@ def _cut(ids: list[int], request: ChatRequest | CompletionRequest, context_token
         return Prompt(ids)
     if limit == 0:  # as many as leave room for the answer
         limit = max(1, context_tokens - (request.options.max_tokens or 1))
-    return Prompt(ids[-limit:], truncated_tokens=max(0, len(ids) - limit))
+    kept = ids[:limit] if request.options.is_cut_at_end else ids[-limit:]
+    return Prompt(kept, truncated_tokens=max(0, len(ids) - limit))
 
 
 def context_error(prompt_tokens: int, output_tokens: int, context_tokens: int, param: str) -> ContextLengthError:

@@ -41,6 +41,7 @@ class Run:
         self._submits: tuple[Submit, ...] = ()
         self._prompts: list[Prompt] = []
         self._grammar: Grammar | None = None
+        self._bad_words: list[list[int]] = []
         self._generations: dict[str, Generation] = {}
         self._cached: dict[str, int] = {}
         self._num_open = 0
@@ -67,6 +68,7 @@ class Run:
         check_vocabulary(self.request, identity.vocab_size)
         self._prompts = await pipeline.renderer.render(self.request, context_tokens)
         ticket.check()
+        self._bad_words = await pipeline.renderer.bad_words(self.request)
         self._grammar = await pipeline.grammars.grammar_of(self.request, pipeline.kit.dialect)
         ticket.check()
         self.record.prompt_tokens = sum(len(prompt.ids) for prompt in self._prompts)
@@ -114,6 +116,7 @@ class Run:
             generation = generations[choice.index]
             prompt = self._prompts[choice.index // options.best_of]
             choice.logprob_sum = generation.logprob_sum
+            choice.prompt_ids = prompt.ids
             if options.prompt_logprobs is not None and generation.prompt_scores is not None:
                 tokenizer = self._pipeline.kit.tokenizer
                 scores = generation.prompt_scores
@@ -127,6 +130,10 @@ class Run:
         for index, choice in enumerate(best):
             choice.index = index
         return best
+
+    def prompt_ids(self, index: int) -> list[int]:
+        """Gives the prompt's tokens of the choice ``index``."""
+        return self._prompts[index // self.request.options.best_of].ids
 
     @property
     def is_finished(self) -> bool:
@@ -160,6 +167,7 @@ class Run:
             next_id=pipeline.ids,
             seed=pipeline.chance.getrandbits(64) if options.seed is None else options.seed,
             grammar=self._grammar,
+            bad_words=self._bad_words,
             timeout_s=limits.request_timeout_s,
         )
         submits = []
@@ -191,6 +199,8 @@ class Run:
             reader,
             has_stop_in_output=options.has_stop_in_output,
             keeps_scores=options.prompt_logprobs is not None,
+            keeps_ids=bool(options.token_ids),
+            shows_ids=options.shows_ids,
         )
 
     def _make_reader(self, prompt: Prompt) -> MessageReader | None:

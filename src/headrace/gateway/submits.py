@@ -47,12 +47,14 @@ def make_parts(
     next_id: Iterator[str],
     seed: int,
     grammar: Grammar | None,
+    bad_words: list[list[int]],
     timeout_s: float,
 ) -> Iterator[Part]:
     """Gives the sequences of a request: prompts × ``best_of``.
 
     Args:
         seed: of the request; every choice gets its own from it.
+        bad_words: token sequences that no answer may hold.
         timeout_s: of the front; the worker's own comes later.
 
     Raises:
@@ -75,6 +77,7 @@ def make_parts(
                 cache_salt=options.cache_salt,
                 echo_logprobs=_num_prompt_logprobs(request),
                 allowed_token_ids=list(options.allowed_token_ids) or None,
+                bad_words=bad_words,
                 grammar=grammar,
             )
             yield Part(submit, prompt, is_alone)

@@ -7,7 +7,7 @@ Data flow: the gateway's ``Piece`` values come in, JSON bytes go out; framing as
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, Protocol
 
@@ -68,6 +68,8 @@ class Piece:
     Args:
         entries: log-probabilities of tokens, with the text that they became.
         stop: the stop string that ended it, with its ``finish_reason``.
+        token_ids: the ids of its tokens, where they are wanted.
+        is_echo: it is the prompt.
     """
 
     index: int
@@ -77,6 +79,8 @@ class Piece:
     thought: str = ""
     call: CallDelta | None = None
     stop: str | None = None
+    token_ids: list[int] | None = None
+    is_echo: bool = False
 
 
 @dataclass(slots=True)
@@ -106,6 +110,8 @@ class Choice:
         self.stop: str | None = None
         self.calls: list[Call] = []
         self.logprob_sum = 0.0
+        self.prompt_ids: list[int] = []
+        self.token_ids: list[int] = []
         self.prompt_logprobs: list[dict[str, object] | None] | None = None
         self._texts: list[str] = []
         self._thoughts: list[str] = []
@@ -126,6 +132,8 @@ class Choice:
         self._thoughts.append(piece.thought)
         if piece.entries:
             self.entries += piece.entries
+        if piece.token_ids:
+            self.token_ids += piece.token_ids
         call = piece.call
         if call is not None and call.name is not None:
             self.calls.append(Call(call.id or "", call.name, [call.arguments]))
@@ -163,8 +171,8 @@ class Usage:
 class Writer(Protocol):
     """Writes one request's answer, whole or as frames of an event stream."""
 
-    def opening(self, index: int) -> bytes:
-        """Gives the frames that open a choice."""
+    def opening(self, index: int, usage: Usage | None) -> bytes:
+        """Gives the frames that open a choice; with the counts so far where they are wanted in each."""
         ...
 
     def say(self, piece: Piece, usage: Usage | None) -> bytes:
@@ -187,6 +195,8 @@ class AnswerWriter:
         kind: which endpoint's shape.
         answer_id, created_s, model, fingerprint: constant over all chunks.
         has_usage: chunks carry ``usage: null``, and a usage chunk is coming.
+        token_ids: True adds the ids of prompt and answer, False says null in their place, None leaves them out.
+        prompt_ids: gives the prompt's tokens of a choice.
     """
 
     def __init__(
@@ -198,7 +208,12 @@ class AnswerWriter:
         fingerprint: str,
         *,
         has_usage: bool = False,
+        token_ids: bool | None = None,
+        prompt_ids: Callable[[int], list[int]] = lambda _: [],
     ) -> None:
+        self._token_ids = token_ids
+        self._prompt_ids = prompt_ids
+        self._is_prompt_said: set[int] = set()
         self._is_chat = kind == "chat"
         self._has_usage = has_usage
         self._head = b'{"id":%b,"object":%%b,"created":%d,"model":%b,"system_fingerprint":%b,"choices":[' % (
@@ -215,9 +230,9 @@ class AnswerWriter:
             b'},"logprobs":null,"finish_reason":null}' if self._is_chat else b',"logprobs":null,"finish_reason":null}'
         ) + self._close
 
-    def opening(self, index: int) -> bytes:
+    def opening(self, index: int, usage: Usage | None = None) -> bytes:
         """Gives the frame that opens a choice; nothing for text completions."""
-        role = self.role(index)
+        role = self.role(index, usage)
         return sse.data(role) if role else b""
 
     def say(self, piece: Piece, usage: Usage | None) -> bytes:
@@ -228,14 +243,14 @@ class AnswerWriter:
         """Gives the usage chunk, where one was promised, and the end."""
         return (sse.data(self.usage(usage)) if self._has_usage else b"") + sse.DONE
 
-    def role(self, index: int) -> bytes:
+    def role(self, index: int, usage: Usage | None = None) -> bytes:
         """Gives the chunk that opens a choice; nothing for text completions."""
         if not self._is_chat:
             return b""
         return (
             self._chunk_head
-            + b'{"index":%d,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}' % index
-            + self._close
+            + b'{"index":%d,"delta":{"role":"assistant"},"logprobs":null,"finish_reason":null}' % index
+            + self._end_of(usage, self._of_prompt(index))
         )
 
     def chunks(self, piece: Piece, usage: Usage | None = None) -> list[bytes]:
@@ -244,24 +259,27 @@ class AnswerWriter:
         Args:
             usage: the counts so far, put into each chunk (``continuous_usage_stats``).
         """
-        close = self._close if usage is None else b'],"usage":' + usage.as_json() + b"}"
-        if piece.finish_reason is None and piece.entries is None and usage is None and piece.text:
+        close = self._end_of(usage)
+        ids = self._of_tokens(piece)
+        if piece.finish_reason is None and piece.entries is None and usage is None and piece.text and not ids:
             return [self._chunk_head + b'{"index":%d' % piece.index + self._middle + _encode(piece.text) + self._end]
         finish = b"null" if piece.finish_reason is None else b'"' + piece.finish_reason.encode() + b'"'
         logprobs = self._logprobs(piece.entries)
         if not self._is_chat:
-            body = b'{"index":%d,"text":%b,"logprobs":%b,"finish_reason":%b}' % (
-                piece.index, _encode(piece.text), logprobs, finish,
+            body = b'{"index":%d,"text":%b,"logprobs":%b,"finish_reason":%b%b}' % (
+                piece.index, _encode(piece.text), logprobs, finish, self._of_prompt(piece.index) + ids,
             )  # fmt: skip
             return [self._chunk_head + body + close]
         chunks: list[bytes] = []
         if piece.thought:
-            chunks.append(self._delta(piece.index, b'"reasoning_content":' + _encode(piece.thought), close))
-        if piece.call is not None:
-            chunks.append(self._delta(piece.index, b'"tool_calls":[%b]' % _call_delta(piece.call), close))
-        if piece.text or piece.entries:
-            body = b'{"index":%d,"delta":{"content":%b},"logprobs":%b,"finish_reason":null}' % (
-                piece.index, _encode(piece.text), logprobs,
+            chunks.append(self._delta(piece.index, b'"reasoning_content":' + _encode(piece.thought), ids, close))
+        elif piece.call is not None:
+            chunks.append(self._delta(piece.index, b'"tool_calls":[%b]' % _call_delta(piece.call), ids, close))
+        elif piece.text or piece.entries or piece.token_ids:
+            # An empty text with log-probabilities: tokens whose characters are not whole yet, or are none.
+            content = b'"content":' + _encode(piece.text) if piece.text or piece.entries else b""
+            body = b'{"index":%d,"delta":{%b},"logprobs":%b,"finish_reason":null%b}' % (
+                piece.index, content, logprobs, ids,
             )  # fmt: skip
             chunks.append(self._chunk_head + body + close)
         if piece.finish_reason is not None:
@@ -273,9 +291,28 @@ class AnswerWriter:
         """Gives the usage chunk that ends a stream."""
         return self._chunk_head + b'],"usage":' + usage.as_json() + b"}"
 
-    def _delta(self, index: int, delta: bytes, close: bytes) -> bytes:
-        body = b'{"index":%d,"delta":{%b},"logprobs":null,"finish_reason":null}' % (index, delta)
+    def _delta(self, index: int, delta: bytes, ids: bytes, close: bytes) -> bytes:
+        body = b'{"index":%d,"delta":{%b},"logprobs":null,"finish_reason":null%b}' % (index, delta, ids)
         return self._chunk_head + body + close
+
+    def _end_of(self, usage: Usage | None, more: bytes = b"") -> bytes:
+        """Gives the end of a chunk; ``more`` are fields of the chunk itself."""
+        if not more and usage is None:
+            return self._close
+        told = b',"usage":' + (b"null" if usage is None else usage.as_json())
+        return b"]" + more + (told if usage is not None or self._has_usage else b"") + b"}"
+
+    def _of_prompt(self, index: int) -> bytes:
+        """Gives the field of the prompt's tokens where they are wanted, in the first chunk that may carry them."""
+        if not self._token_ids or index in self._is_prompt_said or (self._is_chat and self._is_prompt_said):
+            return b""
+        self._is_prompt_said.add(index)
+        return b',"prompt_token_ids":' + _encode(self._prompt_ids(index))
+
+    def _of_tokens(self, piece: Piece) -> bytes:
+        if not self._token_ids or (self._is_chat and piece.token_ids is None):
+            return b""
+        return b',"token_ids":' + _encode(piece.token_ids or [])
 
     def whole(self, choices_made: Sequence[Choice], usage: Usage, *, has_logprobs: bool) -> bytes:
         """Gives a whole answer from its choices, in order of their index."""
@@ -287,6 +324,10 @@ class AnswerWriter:
             scores = b""
             if choice.prompt_logprobs is not None:
                 scores = b',"prompt_logprobs":' + _encode(choice.prompt_logprobs)
+            if self._token_ids is not None:
+                scores += b',"token_ids":' + _encode(choice.token_ids if self._token_ids else None)
+                if not self._is_chat:
+                    scores += b',"prompt_token_ids":' + _encode(choice.prompt_ids if self._token_ids else None)
             if self._is_chat:
                 choices.append(
                     b'{"index":%d,"message":%b,"logprobs":%b,"finish_reason":%b%b}'
@@ -297,7 +338,10 @@ class AnswerWriter:
                     b'{"index":%d,"text":%b,"logprobs":%b,"finish_reason":%b%b}'
                     % (choice.index, _encode(choice.text), logprobs, finish, scores)
                 )
-        return self._head % name + b",".join(choices) + b'],"usage":' + usage.as_json() + b"}"
+        ids = b""
+        if self._token_ids is not None and self._is_chat:
+            ids = b',"prompt_token_ids":' + _encode(choices_made[0].prompt_ids if self._token_ids else None)
+        return self._head % name + b",".join(choices) + b"]" + ids + b',"usage":' + usage.as_json() + b"}"
 
     def _logprobs(self, entries: list[TokenEntry] | None) -> bytes:
         if entries is None:

@@ -45,7 +45,7 @@ class MessageWriter:
         self._open: Block | None = None
         self._finish: tuple[str | None, str | None] = (None, None)
 
-    def opening(self, index: int) -> bytes:
+    def opening(self, index: int, usage: Usage | None) -> bytes:
         """Gives the event that opens the message."""
         message = self._message([], None, None, self._usage())
         return _event("message_start", {"message": message}) + _event("ping", {})

@@ -114,6 +114,7 @@ class Submit(msgspec.Struct, tag="submit", tag_field="t", frozen=True, omit_defa
         cache_salt: prefix-cache blocks are shared only between equal salts.
         echo_logprobs: None, or how many top log-probabilities to report for every prompt position (0..256).
         allowed_token_ids: None, or the only ids that may be chosen.
+        bad_words: token sequences that the output may not hold; one that leaves nothing to choose is let through.
         grammar: None, or what the answer must follow; where it may end, the model's end-of-sequence ids end it.
     """
 
@@ -129,6 +130,7 @@ class Submit(msgspec.Struct, tag="submit", tag_field="t", frozen=True, omit_defa
     cache_salt: str = ""
     echo_logprobs: int | None = None
     allowed_token_ids: list[int] | None = None
+    bad_words: list[list[int]] = []
     grammar: Grammar | None = None
 
 

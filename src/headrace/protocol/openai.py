@@ -23,6 +23,8 @@ MAX_TOP_LOGPROBS: Final = 20
 MAX_STOPS: Final = 16
 MAX_STOP_CHARS: Final = 256
 MAX_STOP_TOKEN_IDS: Final = 256
+MAX_BAD_WORDS: Final = 64
+MAX_BAD_WORD_CHARS: Final = 256
 MAX_LOGIT_BIAS: Final = 1024
 MAX_ALLOWED_TOKEN_IDS: Final = 2**16
 MAX_SEQUENCES: Final = 128
@@ -35,14 +37,12 @@ _MODEL_CHARS: Final = 256
 # The value is what asks for nothing.
 _UNSUPPORTED: Final[dict[str, tuple[object, ...]]] = {
     "audio": (),
-    "bad_words": ([],),
     "documents": ([],),
     "function_call": ("none",),
     "functions": ([],),
+    "logprob_token_ids": ([],),
     "length_penalty": (1, 1.0),
     "prompt_embeds": (),
-    "return_token_ids": (False,),
-    "return_tokens_as_token_ids": (False,),
     "structural_tag": (),
     "suffix": ("",),
     "thinking_token_budget": (),
@@ -66,6 +66,10 @@ class Options:
         num_logprobs: None, or how many alternatives to report beside each chosen token.
         prompt_logprobs: the same for each token of the prompt.
         truncate_prompt_tokens: None, or how many of the prompt's last tokens are wanted; 0 for what the context holds.
+        is_cut_at_end: then they are its first tokens.
+        bad_words: texts that the answer may not be made of, as the model's tokenizer writes them.
+        token_ids: True adds the ids of prompt and answer, False says null in their place, None leaves them out.
+        shows_ids: log-probabilities name tokens by id (``token_id:5``).
         best_of: sequences to make for each prompt, ≥ n; the n likeliest are answered.
         wish: None, or what the answer must look like.
         seed: None draws one.
@@ -99,6 +103,10 @@ class Options:
     allowed_token_ids: tuple[int, ...]
     prompt_logprobs: int | None
     truncate_prompt_tokens: int | None
+    is_cut_at_end: bool
+    bad_words: tuple[str, ...]
+    token_ids: bool | None
+    shows_ids: bool
     best_of: int
     wish: Wish | None
     ignored_fields: tuple[str, ...]
@@ -277,6 +285,10 @@ def _take_options(
         allowed_token_ids=allowed_token_ids,
         prompt_logprobs=prompt_logprobs,
         truncate_prompt_tokens=None if truncate is None else max(truncate, 0),
+        is_cut_at_end=_take_side(fields),
+        bad_words=_take_bad_words(fields),
+        token_ids=None if fields.take("return_token_ids") is None else fields.flag("return_token_ids"),
+        shows_ids=fields.flag("return_tokens_as_token_ids"),
         best_of=best_of or n,
         wish=wish,
         ignored_fields=ignored + fields.unknown() + ignored_stream,
@@ -287,11 +299,15 @@ def _take_stream_options(fields: Fields, *, is_stream: bool) -> tuple[bool, bool
     values = fields.mapping("stream_options")
     if values is None:
         return False, False, ()
-    if not is_stream:
-        return False, False, ("stream_options",)
     inner = Fields(values, "stream_options.")
     has_usage = inner.flag("include_usage")
     has_continuous_usage = inner.flag("continuous_usage_stats")
+    if not is_stream:
+        if has_usage or has_continuous_usage:
+            raise RequestError(
+                "stream_options needs stream: true; other answers have their usage", param="stream_options"
+            )
+        return False, False, ("stream_options",)
     return has_usage, has_usage and has_continuous_usage, inner.unknown()
 
 
@@ -310,6 +326,23 @@ def _take_stops(fields: Fields) -> tuple[str, ...]:
         if len(stop) > MAX_STOP_CHARS:
             raise RequestError(f"a stop string has {len(stop)} characters, the limit is {MAX_STOP_CHARS}", param="stop")
     return tuple(dict.fromkeys(stops))
+
+
+def _take_bad_words(fields: Fields) -> tuple[str, ...]:
+    words = fields.items("bad_words", MAX_BAD_WORDS) or []
+    for word in words:
+        if not isinstance(word, str) or not word.strip() or len(word) > MAX_BAD_WORD_CHARS:
+            raise fields.wrong(
+                "bad_words", word, f"a list of texts of 1 to {MAX_BAD_WORD_CHARS} characters, none blank"
+            )
+    return tuple(dict.fromkeys(str(word) for word in words))
+
+
+def _take_side(fields: Fields) -> bool:
+    side = fields.take("truncation_side")
+    if side not in (None, "left", "right"):
+        raise fields.wrong("truncation_side", side, '"left" (the end is kept) or "right" (the beginning is kept)')
+    return side == "right"
 
 
 def _take_token_ids(fields: Fields, name: str, max_items: int) -> tuple[int, ...]:

@@ -10,6 +10,8 @@ from typing import Final
 from headrace.protocol.messages import MAX_MESSAGES, MAX_TOOLS
 from headrace.protocol.openai import (
     MAX_ALLOWED_TOKEN_IDS,
+    MAX_BAD_WORD_CHARS,
+    MAX_BAD_WORDS,
     MAX_LOGIT_BIAS,
     MAX_MAX_TOKENS,
     MAX_N,
@@ -103,6 +105,14 @@ OPTIONS: Final[dict[str, Schema]] = {
     "truncate_prompt_tokens": integer(
         -1, MAX_MAX_TOKENS, "Keep only so many of the prompt's last tokens; −1: as many as fit. `usage` says the cut."
     ),
+    "truncation_side": {"enum": ["left", "right", None], "description": "Keep the first ones instead: `right`."},
+    "bad_words": listed(
+        {"type": "string", "minLength": 1, "maxLength": MAX_BAD_WORD_CHARS, "pattern": r"\S"},
+        MAX_BAD_WORDS,
+        "Texts that the answer may not hold as the tokenizer writes them, at its start and behind a blank.",
+    ),
+    "return_token_ids": flag("Add `prompt_token_ids` and `token_ids`."),
+    "return_tokens_as_token_ids": flag("Log-probabilities name tokens by id: `token_id:5`."),
     "response_format": mapping('`{"type": "text" | "json_object" | "json_schema", …}`.'),
     "structured_outputs": mapping("One of `json`, `regex`, `choice`, `grammar`, `json_object`."),
     "guided_json": {"description": "A JSON Schema, as an object or as text."},
@@ -182,7 +192,7 @@ TOKENIZE: Final[dict[str, Schema]] = {
     "add_special_tokens": flag("As in completions (default true)."),
     "add_special": flag("The same, under llama.cpp's name."),
     "return_token_strs": flag("Give each token's text too."),
-    "with_pieces": flag("The same, under llama.cpp's name."),
+    "with_pieces": flag("Give each token as `{id, piece}`, as llama.cpp does."),
 }
 
 DETOKENIZE: Final[dict[str, Schema]] = {

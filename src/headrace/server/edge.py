@@ -1,7 +1,8 @@
 """The edge: what every request passes before an endpoint sees it, and where every fault becomes an answer.
 
 Order, cheapest first: request id → repeated headers → Host and Origin → route and method. The generating endpoints are
-called directly; everything else is a Starlette application.
+called directly; everything else is a Starlette application. Pages of this machine and of the server's own host may
+call it: their browser's questions (CORS preflight) are answered here, and its answers name their origin.
 """
 
 from __future__ import annotations
@@ -25,6 +26,11 @@ _LOOPBACK: Final = ("localhost", "127.0.0.1", "[::1]")
 _HOST: Final = re.compile(r"^(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(?::(\d{1,5}))?$")
 _ORIGIN: Final = re.compile(r"^https?://([^/?#]+)$")
 _OTHER_ROUTE: Final = "other"
+_PREFLIGHT: Final = (
+    (b"access-control-allow-methods", b"GET, HEAD, POST, OPTIONS"),
+    (b"access-control-allow-headers", b"*, authorization"),
+    (b"access-control-max-age", b"600"),
+)
 
 _log = get_log(__name__)
 
@@ -62,6 +68,9 @@ class Edge:
         try:
             check_repeated(exchange)
             self._check_host(exchange)
+            if exchange.method == "OPTIONS" and exchange.header(b"access-control-request-method") is not None:
+                await exchange.answer(200, b"", _PREFLIGHT)
+                return
             scope["headrace.request_id"] = exchange.request_id
             handler = self._handlers.get(exchange.path)
             if handler is None:
@@ -115,6 +124,9 @@ class Edge:
         authority = _HOST.match(match.group(1)) if match else None
         if authority is None or authority.group(1).lower() not in (*_LOOPBACK, name):
             raise PermissionDenied("pages of this origin may not call this server", code="origin_not_allowed")
+        exchange.standing.append((b"access-control-allow-origin", origin))
+        exchange.standing.append((b"access-control-expose-headers", b"*"))
+        exchange.standing.append((b"vary", b"origin"))
 
 
 def _with_request_id(exchange: Exchange, send: Any) -> Any:
@@ -128,6 +140,7 @@ def _with_request_id(exchange: Exchange, send: Any) -> Any:
                 *message["headers"],
                 (b"x-request-id", exchange.request_id.encode()),
                 *([] if b"cache-control" in names else [(b"cache-control", b"no-store")]),
+                *exchange.standing,
             ]
         await send(message)
 

@@ -52,6 +52,7 @@ class Exchange:
         self.error_frame: Callable[[HeadraceError, str], bytes] = _error_frame
         self._receive = receive
         self._send = send
+        self.standing: list[tuple[bytes, bytes]] = []  # headers of whatever is answered
         self._is_body_read = False
         self._headers: dict[bytes, bytes] = {}
         self.repeated: set[bytes] = set()
@@ -191,7 +192,7 @@ class Exchange:
     async def _begin(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         assert self.status is None, "an answer begins once"
         self.status = status
-        headers.append((b"x-request-id", self.request_id.encode()))
+        headers += ((b"x-request-id", self.request_id.encode()), *self.standing)
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
     def _check_media(self) -> None:

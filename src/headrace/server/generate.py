@@ -54,7 +54,16 @@ def openai_writer(request: GenerateRequest, run: Run, created_s: int, fingerprin
     """Makes the writer of a chat or text completion."""
     options = request.options
     answer_id = new_id("chatcmpl" if request.kind == "chat" else "cmpl")
-    return AnswerWriter(request.kind, answer_id, created_s, options.model, fingerprint, has_usage=options.has_usage)
+    return AnswerWriter(
+        request.kind,
+        answer_id,
+        created_s,
+        options.model,
+        fingerprint,
+        has_usage=options.has_usage,
+        token_ids=options.token_ids,
+        prompt_ids=run.prompt_ids,
+    )
 
 
 def anthropic_writer(request: GenerateRequest, run: Run, created_s: int, fingerprint: str) -> Writer:
@@ -176,13 +185,18 @@ class _Stream:
         run = self._run
         exchange = self._exchange
         is_plain = not run.request.options.has_continuous_usage
+        told = run.usage
         while pieces := await run.take():
             parts: list[bytes] = []
+            if not is_plain and not self._opened:
+                told = dataclasses.replace(run.usage, completion_tokens=0)
             for piece in pieces:
                 if piece.index not in self._opened:
                     self._opened.add(piece.index)
-                    parts.append(self._writer.opening(piece.index))
-                parts.append(self._writer.say(piece, None if is_plain else run.usage))
+                    parts.append(self._writer.opening(piece.index, None if is_plain else told))
+                if not is_plain:
+                    told = run.usage
+                parts.append(self._writer.say(piece, None if is_plain else told))
             if self._beat is not None and not self._beat.done():
                 await self._beat
             if not exchange.has_begun:

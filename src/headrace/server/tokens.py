@@ -64,7 +64,8 @@ class TokenPages:
         """``POST /tokenize``: a prompt's or a conversation's token ids (vLLM's form; llama.cpp's ``content`` too)."""
         fields = Fields(decode_object(body))
         context_tokens = self._check_model(fields)
-        has_texts = fields.flag("return_token_strs") or fields.flag("with_pieces")
+        has_texts = fields.flag("return_token_strs")
+        has_pieces = fields.flag("with_pieces")
         prompt = fields.text("prompt", _MAX_TEXT)
         if prompt is None:
             prompt = fields.text("content", _MAX_TEXT)
@@ -78,6 +79,9 @@ class TokenPages:
         else:
             raise RequestError("prompt or messages is required", param="prompt", code="missing_required")
         tokenizer = self._pipeline.kit.tokenizer
+        if has_pieces:  # llama.cpp's form
+            pieces = [{"id": index, "piece": _piece(tokenizer.token_bytes(index))} for index in ids]
+            return {"count": len(ids), "max_model_len": context_tokens, "tokens": pieces}
         texts = [tokenizer.token_bytes(index).decode("utf-8", "replace") for index in ids] if has_texts else None
         return {"count": len(ids), "max_model_len": context_tokens, "tokens": ids, "token_strs": texts}
 
@@ -134,3 +138,11 @@ class TokenPages:
         request = dataclasses.replace(request, options=options)
         (prompt,) = await self._pipeline.renderer.render(request, _TEXT_RATIO * context_tokens)
         return prompt.ids
+
+
+def _piece(raw: bytes) -> str | list[int]:
+    """Gives a token's text, or its bytes where they are no whole characters."""
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError:
+        return list(raw)

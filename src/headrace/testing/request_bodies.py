@@ -76,6 +76,10 @@ _GOOD: Final[dict[str, tuple[Any, ...]]] = {
     "include_stop_str_in_output": (True, False, None),
     "skip_special_tokens": (True, False, None),
     "allowed_token_ids": ([], [40, 41, 42], None),
+    "bad_words": ([], ["x"], ["the mill", "🦊", " a"], None),
+    "return_token_ids": (True, False, None),
+    "return_tokens_as_token_ids": (True, False, None),
+    "truncation_side": ("left", "right", None),
 }
 # What an answer must look like; one of them at a time, and without tools.
 _WISHES: Final[tuple[dict[str, Any], ...]] = (
@@ -127,6 +131,8 @@ _BAD: Final[dict[str, tuple[Any, ...]]] = {
     "priority": (-1, "x", 1.5),  # nobody may put itself before others
     "truncate_prompt_tokens": (0, -2, "x", 1.5),
     "allowed_token_ids": ([-1], ["x"], [99_999], 5),
+    "bad_words": ("x", [""], [5], ["x" * 257], ["x"] * 65),
+    "truncation_side": ("middle", 5, []),
     "prompt_logprobs": (-1, 21, "x"),
     "guided_regex": ("(a", "(?=a)b", "", 5, "a" * 300_000),
     "guided_json": ("{", 5, {"type": "strin"}, {"$ref": "#/x"}, {"type": "array", "uniqueItems": True}, False),

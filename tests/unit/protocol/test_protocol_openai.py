@@ -77,9 +77,10 @@ def test_a_wrong_value_is_a_400_that_names_its_field(name: str, value: Any) -> N
     ("name", "value"),
     [
         ("audio", {"voice": "x"}), ("functions", [{}]), ("function_call", "auto"), ("structural_tag", "{}"),
-        ("modalities", ["text", "audio"]), ("bad_words", ["x"]), ("use_beam_search", True), ("length_penalty", 0.5),
+        ("modalities", ["text", "audio"]), ("logprob_token_ids", [5]),
+        ("use_beam_search", True), ("length_penalty", 0.5),
         ("web_search_options", {}), ("documents", [{}]), ("chat_template", "{{ x }}"), ("api_base", "x"),
-        ("trust_remote_code", True), ("return_token_ids", True),
+        ("trust_remote_code", True),
     ],
 )  # fmt: skip
 def test_a_known_field_that_would_change_the_answer_is_refused_by_name(name: str, value: Any) -> None:
@@ -91,7 +92,8 @@ def test_a_known_field_that_would_change_the_answer_is_refused_by_name(name: str
 @pytest.mark.parametrize(
     "fields",
     [
-        {"response_format": {"type": "text"}}, {"modalities": ["text"]}, {"length_penalty": 1}, {"bad_words": []},
+        {"response_format": {"type": "text"}}, {"modalities": ["text"]}, {"length_penalty": 1},
+        {"logprob_token_ids": []},
         {"skip_special_tokens": True}, {"use_beam_search": False}, {"function_call": "none"}, {"tool_choice": "none"},
         {"tool_choice": "auto"}, {"tools": [TOOL], "tool_choice": "auto"}, {"tools": [TOOL], "tool_choice": "none"},
         {"n": 1.0}, {"max_tokens": 3.0}, {"top_k": -1}, {"seed": -(2**63)}, {"seed": 2**64 - 1}, {"stop": []},
@@ -115,11 +117,17 @@ def test_unknown_fields_are_reported_in_order_and_only_with_a_value() -> None:
     assert request.options.ignored_fields == ("zebra", "store", "stream_options.odd")
 
 
-def test_stream_options_without_stream_are_reported_as_ignored() -> None:
-    request = chat(stream_options={"include_usage": True})
+def test_stream_options_without_stream_are_ignored_where_they_ask_for_nothing() -> None:
+    request = chat(stream_options={"include_usage": None})
 
     assert request.options.ignored_fields == ("stream_options",)
     assert not request.options.has_usage
+
+
+@pytest.mark.parametrize("name", ["include_usage", "continuous_usage_stats"])
+def test_stream_options_that_ask_for_something_need_a_stream(name: str) -> None:
+    with pytest.raises(RequestError, match="stream: true"):
+        chat(stream_options={name: True})
 
 
 @pytest.mark.parametrize(

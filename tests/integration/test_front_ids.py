@@ -1,0 +1,153 @@
+"""Token ids on the wire: bad words, ids of prompt and answer, names by id, which end of a prompt is cut."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from headrace.testing.mock_worker import Reply, Script
+
+CHAT = {"model": "bytes", "messages": [{"role": "user", "content": "hi"}]}
+TEXT = {"model": "bytes", "prompt": "abcd"}
+SAID = "h\u00e9 ho"
+IDS = list(SAID.encode())
+PATHS = ("/v1/chat/completions", "/v1/completions")
+
+
+def chunks_of(frames: list[str]) -> list[Any]:
+    assert frames[-1] == "[DONE]"
+    return [json.loads(frame) for frame in frames[:-1]]
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_ids_of_prompt_and_answer_come_where_they_are_wanted(make_house: Any, path: str) -> None:
+    house = await make_house(Script(default=Reply(text=SAID)))
+    body = (CHAT if "chat" in path else TEXT) | {"return_token_ids": True, "max_tokens": 9}
+
+    _, whole, _ = await house.post(path, body)
+    chunks = chunks_of(await house.stream(path, body))
+
+    assert whole["choices"][0]["token_ids"] == IDS
+    assert [token for chunk in chunks for token in chunk["choices"][0].get("token_ids", [])] == IDS
+    holders = [whole, *chunks] if "chat" in path else [item["choices"][0] for item in (whole, *chunks)]
+    prompts = [holder["prompt_token_ids"] for holder in holders if "prompt_token_ids" in holder]
+    assert prompts == [house.worker.received[0].prompt_ids] * 2
+    assert "prompt_token_ids" in holders[1]
+
+
+async def test_ids_are_null_where_they_are_refused_and_absent_where_nobody_asks(make_house: Any) -> None:
+    house = await make_house(Script(default=Reply(text=SAID)))
+
+    _, refused, _ = await house.post("/v1/completions", TEXT | {"return_token_ids": False})
+    _, plain, _ = await house.post("/v1/completions", TEXT)
+
+    assert refused["choices"][0]["token_ids"] is None
+    assert refused["choices"][0]["prompt_token_ids"] is None
+    assert "token_ids" not in plain["choices"][0]
+
+
+async def test_ids_stop_where_a_stop_string_ends_the_answer_and_an_echo_has_none(make_house: Any) -> None:
+    house = await make_house(Script(default=Reply(text="ab. cd")))
+    body = TEXT | {"return_token_ids": True, "stop": ".", "echo": True, "max_tokens": 9}
+
+    _, whole, _ = await house.post("/v1/completions", body)
+    chunks = chunks_of(await house.stream("/v1/completions", body))
+
+    assert whole["choices"][0]["text"] == "abcdab"
+    assert whole["choices"][0]["token_ids"] == list(b"ab.")
+    assert [token for chunk in chunks for token in chunk["choices"][0]["token_ids"]] == list(b"ab.")
+
+
+async def test_logprobs_can_name_tokens_by_their_id(make_house: Any) -> None:
+    house = await make_house(Script(default=Reply(text=SAID)))
+    by_id = {"return_tokens_as_token_ids": True, "max_tokens": 9}
+
+    _, text, _ = await house.post("/v1/completions", TEXT | by_id | {"logprobs": 1})
+    _, chat, _ = await house.post("/v1/chat/completions", CHAT | by_id | {"logprobs": True, "top_logprobs": 1})
+
+    names = [f"token_id:{token}" for token in IDS]
+    assert text["choices"][0]["logprobs"]["tokens"] == names
+    assert [next(iter(top)) for top in text["choices"][0]["logprobs"]["top_logprobs"]] == names
+    assert [entry["token"] for entry in chat["choices"][0]["logprobs"]["content"]] == names
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_bad_words_reach_the_worker_as_tokens(make_house: Any, path: str) -> None:
+    house = await make_house(Script())
+
+    status, _, _ = await house.post(path, (CHAT if "chat" in path else TEXT) | {"bad_words": ["ox", " é"]})
+
+    assert status == 200
+    # With a byte for a token a blank is a token of its own, so only the plain forms have a first token to differ in.
+    assert house.worker.received[0].bad_words == [list(b"ox"), list("é".encode())]
+
+
+@pytest.mark.parametrize("words", ["x", [""], ["  "], [5], ["x" * 257], ["x"] * 65], ids=str)
+async def test_wrong_bad_words_are_refused_by_name(make_house: Any, words: Any) -> None:
+    house = await make_house(Script())
+
+    status, body, _ = await house.post("/v1/completions", TEXT | {"bad_words": words})
+
+    assert (status, body["error"]["param"]) == (400, "bad_words")
+
+
+async def test_a_prompt_is_cut_at_the_side_that_is_named(make_house: Any) -> None:
+    house = await make_house(Script())
+
+    for side in ("left", "right", None):
+        await house.post("/v1/completions", TEXT | {"truncate_prompt_tokens": 2, "truncation_side": side})
+    status, body, _ = await house.post("/v1/completions", TEXT | {"truncation_side": "middle"})
+
+    assert [bytes(submit.prompt_ids) for submit in house.worker.received] == [b"cd", b"ab", b"cd"]
+    assert (status, body["error"]["param"]) == (400, "truncation_side")
+
+
+async def test_continuous_usage_is_in_every_chunk_and_begins_at_nothing(make_house: Any) -> None:
+    house = await make_house(Script(default=Reply(text="Hello")))
+    options = {"include_usage": True, "continuous_usage_stats": True}
+
+    chunks = chunks_of(await house.stream("/v1/chat/completions", CHAT | {"stream_options": options}))
+
+    counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+    assert counts[0] == 0
+    assert counts == sorted(counts)
+    assert counts[-1] == 5
+    assert chunks[-1]["choices"] == []
+
+
+async def test_pieces_of_tokens_are_texts_or_bytes(make_house: Any) -> None:
+    house = await make_house(Script())
+
+    _, body, _ = await house.post("/tokenize", {"content": "aé", "with_pieces": True})
+
+    assert body["tokens"] == [
+        {"id": 97, "piece": "a"},
+        {"id": 195, "piece": [195]},
+        {"id": 169, "piece": [169]},
+    ]
+
+
+@pytest.mark.parametrize("origin", ["http://localhost:3000", "http://127.0.0.1", "http://[::1]:9"])
+async def test_pages_of_this_machine_may_ask_and_call(make_house: Any, origin: str) -> None:
+    house = await make_house(Script())
+    question = {"origin": origin, "access-control-request-method": "POST"}
+
+    async with house.client.options(house.url("/v1/completions"), headers=question) as asked:
+        assert asked.status == 200
+        assert asked.headers["access-control-allow-origin"] == origin
+        assert "POST" in asked.headers["access-control-allow-methods"]
+    status, _, headers = await house.post("/v1/completions", TEXT, origin=origin)
+    assert (status, headers["access-control-allow-origin"]) == (200, origin)
+    async with house.client.get(house.url("/v1/models"), headers={"origin": origin}) as listed:
+        assert listed.headers["access-control-allow-origin"] == origin
+
+
+async def test_pages_of_other_sites_may_not_even_ask(make_house: Any) -> None:
+    house = await make_house(Script())
+    question = {"origin": "http://localhost.evil.example", "access-control-request-method": "POST"}
+
+    async with house.client.options(house.url("/v1/completions"), headers=question) as asked:
+        assert asked.status == 403
+        assert "access-control-allow-origin" not in asked.headers
