@@ -22,7 +22,7 @@ class TokenCounter:
     def __init__(self, folder: Path) -> None:
         try:
             files = {path.name: path for path in folder.iterdir() if path.is_file()}
-            self._tokenizer = Tokenizer.from_files(files)
+            self.tokenizer = Tokenizer.from_files(files)
         except OSError as error:
             raise ConfigError(f"--tokenizer {folder} cannot be read: {error.strerror}") from error
         except HeadraceError as error:
@@ -30,7 +30,7 @@ class TokenCounter:
 
     def count(self, text: str) -> int:
         """Gives the tokens of a text, without special ones."""
-        return len(self._tokenizer.encode(text, add_special=False)) if text else 0
+        return len(self.tokenizer.encode(text, add_special=False)) if text else 0
 
     def count_prompt(self, body: dict[str, object]) -> int:
         """Gives the tokens of all texts that a request's body asks about; token ids count as they are."""

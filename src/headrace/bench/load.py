@@ -39,8 +39,6 @@ _RATE_PER_PROCESS: Final = 1000.0
 _CONCURRENCY_PER_PROCESS: Final = 512
 _AHEAD_S: Final = 1.0  # so much earlier than they are due samples are handed out in an open loop
 _LEAD_S: Final = 0.15  # from the last word to the senders until the start
-_LAG_LIMIT_S: Final = 0.005
-_BUSY_LIMIT: Final = 0.85
 
 
 @dataclass(frozen=True, slots=True)
@@ -379,7 +377,6 @@ class _Load:
             measured_from_s=round(measured_from_s, 6),
             is_partial=self._is_cut,
             overhead=overhead,
-            notes=_notes(overhead),
         )
 
 
@@ -387,16 +384,6 @@ def _trace_time(sample: Sample, settings: Settings) -> float:
     if sample.at_s is None:
         raise ConfigError(f"--arrivals trace: the sample of line {sample.line} has no time of its own")
     return sample.at_s / settings.trace_speed
-
-
-def _notes(overhead: Overhead) -> tuple[str, ...]:
-    if overhead.loop_lag.p99_s <= _LAG_LIMIT_S and overhead.busiest_ratio <= _BUSY_LIMIT:
-        return ()
-    return (
-        f"the load generator itself was late: its event loop by {1e3 * overhead.loop_lag.p99_s:.1f} ms at p99, busy "
-        f"{100 * overhead.busiest_ratio:.0f} % of a core; latencies are too high by up to that. Give it --processes, "
-        "or a machine of its own.",
-    )
 
 
 def _environment() -> Environment:

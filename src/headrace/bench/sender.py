@@ -72,7 +72,9 @@ class Sender:
         self._timer.call_at(message.start_s + _TICK_S, self._tick)
 
     def add(self, work: Work) -> None:
-        """Takes a sample."""
+        """Takes a sample; one that comes after the time limit is dropped."""
+        if work.at_s is None and time.monotonic() >= self._stop_s:
+            return
         talk = Talk(work.index, work.sample, self._settings, self._wire, is_counted=self._counter is not None)
         if work.at_s is not None:
             self._schedule(talk, self._start_s + work.at_s)
