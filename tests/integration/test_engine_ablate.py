@@ -42,9 +42,7 @@ def test_figures_hang_together(report: AblateReport) -> None:
             assert 0 < time.token_low_s <= time.token_s <= time.token_high_s
             assert time.bandwidth_ratio > 0
     assert all(time.gain == time.total == 1.0 for time in report.stages[0].times)
-    for first, second in zip(report.stages[0].times, report.stages[1].times, strict=True):
-        assert second.gain == second.total
-        assert second.total == pytest.approx(first.token_s / second.token_s, rel=1.0)
+    assert [time.gain for time in report.stages[1].times] == [time.total for time in report.stages[1].times]
 
 
 def test_report_renders_as_table_and_json(report: AblateReport) -> None:

@@ -132,7 +132,9 @@ def _tables(program: Program) -> Iterator[Fault]:
         names.add(weight.name)
     # What the last instruction writes nobody reads: it may be as narrow as it is (scores of a few classes). Nor need
     # logits be whole tiles.
-    ends = {item.values.get("out", item.values.get("input")) for item in program.instructions[-1:]}
+    ends = {
+        item.values.get("input" if item.values.get("weight") == NONE else "out") for item in program.instructions[-1:]
+    }
     buffer_names: set[str] = set()
     for position, buffer in enumerate(program.buffers):
         where = f"buffer {position} ({buffer.name})"
