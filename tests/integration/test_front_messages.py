@@ -262,3 +262,28 @@ async def test_a_worker_that_dies_at_any_token_never_ends_a_stream_well(make_hou
         assert "message_stop" not in text
         assert '"finish_reason":"' not in text
         assert '"error"' in text
+
+
+@pytest.mark.parametrize("name", ["output_config", "output_format"])
+async def test_a_schema_of_the_vendor_becomes_a_grammar(make_house: Any, name: str) -> None:
+    house = await make_house(Script())
+    wish = {"type": "json_schema", "schema": {"type": "object", "properties": {"a": {"const": 1}}}}
+    body = {"max_tokens": 9, "messages": [{"role": "user", "content": "x"}]}
+
+    status, _, _ = await house.post(PATH, body | {name: {"format": wish} if name == "output_config" else wish})
+    bad, answer, _ = await house.post(PATH, body | {name: {"format": {"type": "xml"}, "type": "xml"}})
+
+    assert status == 200
+    assert '"const": 1' in house.worker.received[0].grammar.source
+    assert bad == 400
+    assert name in answer["error"]["message"]
+
+
+async def test_a_streamed_message_begins_with_no_output_counted(make_house: Any) -> None:
+    house = await make_house(Script(default=Reply(text="Hello")))
+    body = {"max_tokens": 9, "messages": [{"role": "user", "content": "x"}]}
+
+    events = [json.loads(frame.partition("data: ")[2]) for frame in await house.stream(PATH, body)]
+
+    assert events[0]["message"]["usage"]["output_tokens"] == 0
+    assert events[-2]["usage"]["output_tokens"] == 5

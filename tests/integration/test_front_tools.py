@@ -291,3 +291,29 @@ async def test_a_stop_string_stays_where_asked(make_house: Any) -> None:
 
     assert whole["choices"][0]["text"] == "one, two"
     assert "".join(json.loads(frame)["choices"][0]["text"] for frame in frames[:-1]) == "one, two"
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+async def test_thoughts_are_counted_and_shown_only_where_they_are_wanted(make_house: Any, is_stream: bool) -> None:
+    written = "<think>abc</think>xy"
+    house = await make_house(Script(default=Reply(text=written)), dialect=DIALECT)
+    chat = {"model": "bytes", "messages": CHAT["messages"], "stream_options": {"include_usage": is_stream}}
+
+    answers = []
+    for shown in (True, False):
+        body = chat | {"include_reasoning": shown}
+        if is_stream:
+            frames = await house.stream(CHAT_PATH, body)
+            *chunks, last = [json.loads(frame) for frame in frames[:-1]]
+            deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+            thought = "".join(delta.get("reasoning", "") for delta in deltas) or None
+            assert thought == ("".join(delta.get("reasoning_content", "") for delta in deltas) or None)
+            text = "".join(delta.get("content", "") for delta in deltas)
+        else:
+            _, last, _ = await house.post(CHAT_PATH, body)
+            message = last["choices"][0]["message"]
+            thought, text = message.get("reasoning"), message["content"]
+        answers.append((thought, text, last["usage"]["completion_tokens_details"]["reasoning_tokens"]))
+
+    counted = len("<think>abc</think>")  # a byte is a token
+    assert answers == [("abc", "xy", counted), (None, "xy", counted)]

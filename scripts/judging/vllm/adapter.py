@@ -102,6 +102,9 @@ sys.modules["tests.utils"] = _utils
 import vllm.tokenizers  # noqa: E402  # type: ignore[import-not-found]  # the stand-in
 
 vllm.tokenizers.get_tokenizer = _tokenizer
+import vllm.config  # noqa: E402  # type: ignore[import-not-found]  # the stand-in
+
+vllm.config.ModelConfig = lambda **_: types.SimpleNamespace(get_vocab_size=lambda: len(_tokenizer()))
 
 
 # Tokenizers of other models are replaced by the served one's: what is compared is our count with the tokenizer's own.

@@ -58,6 +58,16 @@ class Reader(Protocol):
         """Whether a call has begun."""
         ...
 
+    @property
+    def is_thinking(self) -> bool:
+        """Whether what was pushed last belongs to the thinking."""
+        ...
+
+    @property
+    def may_think(self) -> bool:
+        """Whether thinking goes on or may still begin."""
+        ...
+
     def push(self, text: str) -> Sequence[Thought | str | CallDelta]:
         """Takes text; gives what is now certain."""
         ...
@@ -124,6 +134,8 @@ class Generation:
         self.is_done = False
         self.finish_reason: str | None = None
         self.output_tokens = 0
+        self.reasoning_tokens = 0
+        self._num_mark_tokens = 0
         self._text = text
         self._stops = stops
         self._pieces = pieces
@@ -136,6 +148,25 @@ class Generation:
 
     def on_tokens(self, event: Tokens) -> list[Piece]:
         """Takes new tokens; sets ``is_done`` when a stop string was found."""
+        if len(event.ids) > 1 and self._reader is not None and self._reader.may_think:
+            return [piece for one in _singly(event) for piece in self.on_tokens(one)]  # so that thoughts are counted
+        was_thinking = self._reader is not None and self._reader.is_thinking
+        before = self.output_tokens
+        pieces = self._with_ids(event)
+        self._count_thoughts(self.output_tokens - before, was_thinking=was_thinking)
+        return pieces
+
+    def _count_thoughts(self, num_tokens: int, *, was_thinking: bool) -> None:
+        """Counts tokens of the thinking and its marks; those of an opening mark when it is whole."""
+        if self._reader is None:
+            return
+        if was_thinking or self._reader.is_thinking:
+            self.reasoning_tokens += self._num_mark_tokens + num_tokens
+            self._num_mark_tokens = 0
+        elif self._reader.may_think:
+            self._num_mark_tokens += num_tokens
+
+    def _with_ids(self, event: Tokens) -> list[Piece]:
         if not self._keeps_ids:
             return self._take_tokens(event)
         before = self.output_tokens
@@ -319,6 +350,14 @@ class Generation:
         if echo.is_alone:
             self._end("length")
         return [Piece(self.index, echo.text, entries, self.finish_reason, is_echo=True)]
+
+
+def _singly(event: Tokens) -> list[Tokens]:
+    """Gives a frame of several tokens as frames of one."""
+    return [
+        Tokens(event.request_id, [token], event.logprobs[position : position + 1])
+        for position, token in enumerate(event.ids)
+    ]
 
 
 def _shown(raw: bytes) -> str:

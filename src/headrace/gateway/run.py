@@ -106,6 +106,7 @@ class Run:
             completion_tokens=self._output_tokens,
             cached_tokens=self.record.cached_tokens,
             truncated_tokens=sum(prompt.truncated_tokens for prompt in self._prompts),
+            reasoning_tokens=self._reasoning_tokens,
         )
 
     def chosen(self, choices: Sequence[Choice]) -> list[Choice]:
@@ -153,6 +154,12 @@ class Run:
     @property
     def _output_tokens(self) -> int:
         return sum(generation.output_tokens for generation in self._generations.values())
+
+    @property
+    def _reasoning_tokens(self) -> int | None:
+        if self._pipeline.kit.dialect.marks is None or not isinstance(self.request, ChatRequest):
+            return None
+        return sum(generation.reasoning_tokens for generation in self._generations.values())
 
     def _fingerprint(self) -> bytes:
         return fingerprint(self._submits)
@@ -211,7 +218,11 @@ class Run:
         if self.request.tools is None and dialect.marks is None:
             return None
         return MessageReader(
-            dialect, self.request.tools, is_forced=self._grammar is not None, is_thinking=prompt.is_thinking
+            dialect,
+            self.request.tools,
+            is_forced=self._grammar is not None,
+            is_thinking=prompt.is_thinking,
+            has_thoughts=self.request.has_thoughts,
         )
 
     def _submit(self) -> None:

@@ -145,25 +145,30 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of a request, over all its choices."""
+    """Tokens of a request, over all its choices. ``reasoning_tokens`` is None where the model does not think aloud."""
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
     truncated_tokens: int = 0
+    reasoning_tokens: int | None = None
 
     def as_json(self) -> bytes:
         """Gives the ``usage`` object; a prompt that was cut says by how much."""
         cut = b',"truncated_tokens":%d' % self.truncated_tokens if self.truncated_tokens else b""
+        thought = b""
+        if self.reasoning_tokens is not None:
+            thought = b',"completion_tokens_details":{"reasoning_tokens":%d}' % self.reasoning_tokens
         return (
             b'{"prompt_tokens":%d,"completion_tokens":%d,"total_tokens":%d,'
-            b'"prompt_tokens_details":{"cached_tokens":%d%b}}'
+            b'"prompt_tokens_details":{"cached_tokens":%d%b}%b}'
             % (
                 self.prompt_tokens,
                 self.completion_tokens,
                 self.prompt_tokens + self.completion_tokens,
                 self.cached_tokens,
                 cut,
+                thought,
             )
         )
 
@@ -272,7 +277,9 @@ class AnswerWriter:
             return [self._chunk_head + body + close]
         chunks: list[bytes] = []
         if piece.thought:
-            chunks.append(self._delta(piece.index, b'"reasoning_content":' + _encode(piece.thought), ids, close))
+            thought = _encode(piece.thought)  # under both names that clients look for
+            said = b'"reasoning_content":%b,"reasoning":%b' % (thought, thought)
+            chunks.append(self._delta(piece.index, said, ids, close))
         elif piece.call is not None:
             chunks.append(self._delta(piece.index, b'"tool_calls":[%b]' % _call_delta(piece.call), ids, close))
         elif piece.text or piece.entries or piece.token_ids:
@@ -321,9 +328,7 @@ class AnswerWriter:
         for choice in choices_made:
             finish = _encode(choice.finish_reason)
             logprobs = self._logprobs(choice.entries if has_logprobs else None)
-            scores = b""
-            if choice.prompt_logprobs is not None:
-                scores = b',"prompt_logprobs":' + _encode(choice.prompt_logprobs)
+            scores = b"" if self._is_chat else b',"prompt_logprobs":' + _encode(choice.prompt_logprobs)
             if self._token_ids is not None:
                 scores += b',"token_ids":' + _encode(choice.token_ids if self._token_ids else None)
                 if not self._is_chat:
@@ -338,10 +343,12 @@ class AnswerWriter:
                     b'{"index":%d,"text":%b,"logprobs":%b,"finish_reason":%b%b}'
                     % (choice.index, _encode(choice.text), logprobs, finish, scores)
                 )
-        ids = b""
-        if self._token_ids is not None and self._is_chat:
-            ids = b',"prompt_token_ids":' + _encode(choices_made[0].prompt_ids if self._token_ids else None)
-        return self._head % name + b",".join(choices) + b"]" + ids + b',"usage":' + usage.as_json() + b"}"
+        prompt = b""  # of a chat there is one prompt for all choices
+        if self._is_chat:
+            prompt = b',"prompt_logprobs":' + _encode(choices_made[0].prompt_logprobs)
+            if self._token_ids is not None:
+                prompt += b',"prompt_token_ids":' + _encode(choices_made[0].prompt_ids if self._token_ids else None)
+        return self._head % name + b",".join(choices) + b"]" + prompt + b',"usage":' + usage.as_json() + b"}"
 
     def _logprobs(self, entries: list[TokenEntry] | None) -> bytes:
         if entries is None:
@@ -373,7 +380,7 @@ def _message(choice: Choice) -> dict[str, object]:
     text: str | None = choice.text
     message: dict[str, object] = {"role": "assistant"}
     if choice.thought:
-        message["reasoning_content"] = choice.thought
+        message["reasoning_content"] = message["reasoning"] = choice.thought
     message["content"] = text if text or not choice.calls else None
     message["refusal"] = None
     if choice.calls:

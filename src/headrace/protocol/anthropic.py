@@ -58,6 +58,7 @@ def _parse(body: bytes, *, needs_max_tokens: bool) -> ChatRequest:
             raise fields.wrong("stop_sequences", stop, f"a list of texts of 1 to {MAX_STOP_CHARS} characters")
     values["stop"] = stops
     values["tools"] = _take_tools(fields)
+    values["response_format"] = _take_format(fields)
     _take_choice(fields, values)
     _take_thinking(fields, values)
     fields.mapping("metadata")
@@ -178,6 +179,24 @@ def _take_tools(fields: Fields) -> list[dict[str, object]] | None:
         function["parameters"] = schema
         tools.append({"type": "function", "function": function})
     return tools
+
+
+def _take_format(fields: Fields) -> dict[str, object] | None:
+    """Takes ``output_config.format``, or the older ``output_format``: JSON of a schema."""
+    config = fields.mapping("output_config")
+    holder = fields if config is None else Fields(config, "output_config.")
+    name = "output_format" if config is None else "format"
+    wish = holder.mapping(name)
+    if wish is None:
+        return None
+    inner = Fields(wish, holder.path_of(name) + ".")
+    kind = inner.take("type")
+    if kind != "json_schema":
+        raise inner.wrong("type", kind, '"json_schema"')
+    schema = inner.take("schema")
+    if schema is None:
+        raise inner.missing("schema")
+    return {"type": "json_schema", "json_schema": {"schema": schema}}
 
 
 def _take_choice(fields: Fields, values: dict[str, object]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable, Sequence
 from typing import Final, Literal
@@ -47,7 +48,7 @@ class MessageWriter:
 
     def opening(self, index: int, usage: Usage | None) -> bytes:
         """Gives the event that opens the message."""
-        message = self._message([], None, None, self._usage())
+        message = self._message([], None, None, dataclasses.replace(self._usage(), completion_tokens=0))
         return _event("message_start", {"message": message}) + _event("ping", {})
 
     def say(self, piece: Piece, usage: Usage | None) -> bytes:

@@ -114,7 +114,11 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """One ``/v1/chat/completions`` request; messages are normalised for chat templates."""
+    """One ``/v1/chat/completions`` request; messages are normalised for chat templates.
+
+    Args:
+        has_thoughts: what the model thought is shown; it is parted from the answer in any case.
+    """
 
     options: Options
     messages: list[dict[str, object]]
@@ -122,6 +126,7 @@ class ChatRequest:
     echo: bool
     add_generation_prompt: bool
     continue_final_message: bool
+    has_thoughts: bool
     template_values: dict[str, str | int | float | bool]
     kind: Literal["chat"] = "chat"
 
@@ -174,6 +179,7 @@ def chat_from_values(values: dict[str, object], ignored: tuple[str, ...] = ()) -
         raise RequestError(
             "continue_final_message and add_generation_prompt are both set: choose one", param="continue_final_message"
         )
+    has_thoughts = fields.flag("include_reasoning", default=True)
     template_values = _take_template_values(fields)
     max_completion_tokens = fields.integer("max_completion_tokens", 1, MAX_MAX_TOKENS)
     options = _take_options(
@@ -185,7 +191,9 @@ def chat_from_values(values: dict[str, object], ignored: tuple[str, ...] = ()) -
         best_of=None,
         ignored=ignored,
     )
-    return ChatRequest(options, messages, tools, echo, add_generation_prompt, continue_final_message, template_values)
+    return ChatRequest(
+        options, messages, tools, echo, add_generation_prompt, continue_final_message, has_thoughts, template_values
+    )
 
 
 def parse_completion(body: bytes) -> CompletionRequest:
@@ -371,13 +379,20 @@ def _take_logit_bias(fields: Fields) -> dict[int, float]:
     if len(values) > MAX_LOGIT_BIAS:
         raise RequestError(f"logit_bias has {len(values)} entries, the limit is {MAX_LOGIT_BIAS}", param="logit_bias")
     bias: dict[int, float] = {}
+    wrong = [key for key in values if not _is_token_id(key)]
+    if wrong:
+        names = ", ".join(map(shown, wrong[:8])) + (f" and {len(wrong) - 8} more" if len(wrong) > 8 else "")
+        what = f"keys {names}, which are no token ids" if len(wrong) > 1 else f"key {names}, which is no token id"
+        raise RequestError(f"logit_bias has the {what}", param="logit_bias")
     for key, value in values.items():
-        if not (key.isascii() and key.isdigit() and len(key) <= 10) or int(key) > MAX_TOKEN_ID:
-            raise RequestError(f"logit_bias has the key {shown(key)}, which is no token id", param="logit_bias")
         if (type(value) is not int and type(value) is not float) or not -100.0 <= value <= 100.0:
             raise fields.wrong("logit_bias", value, "a mapping of token ids to numbers in [-100, 100]")
         bias[int(key)] = float(value)
     return bias
+
+
+def _is_token_id(key: str) -> bool:
+    return key.isascii() and key.isdigit() and len(key) <= 10 and int(key) <= MAX_TOKEN_ID
 
 
 def _take_prompts(fields: Fields) -> list[str] | list[list[int]]:

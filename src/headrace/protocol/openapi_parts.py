@@ -137,6 +137,7 @@ CHAT: Final[dict[str, Schema]] = {
         "description": "The conversation.",
     },
     "max_completion_tokens": integer(1, MAX_MAX_TOKENS, "The same as `max_tokens`; the smaller of both counts."),
+    "include_reasoning": flag("Show what the model thought (default true)."),
     "logprobs": flag("Report the log-probability of each chosen token."),
     "top_logprobs": integer(0, MAX_TOP_LOGPROBS, "… and of so many alternatives; needs `logprobs`."),
     "tools": listed(ref("Tool"), MAX_TOOLS, "Functions that may be called."),
@@ -168,6 +169,8 @@ COMPLETION: Final[dict[str, Schema]] = {
 }
 
 MESSAGES: Final[dict[str, Schema]] = {
+    "output_config": mapping('`format`: `{"type": "json_schema", "schema": …}`, what the answer must look like.'),
+    "output_format": mapping("The same format, under its older name."),
     "model": _MODEL,
     "messages": {"type": "array", "minItems": 1, "maxItems": MAX_MESSAGES, "description": "The conversation."},
     "system": {"description": "Text or text blocks."},

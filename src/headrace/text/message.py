@@ -38,9 +38,19 @@ class MessageReader:
         use: the tools that may be called, or None.
         is_forced: a grammar made the answer, from its first token: it holds no thoughts.
         is_thinking: the prompt ends inside the thinking.
+        has_thoughts: thoughts are given; else they are dropped.
     """
 
-    def __init__(self, dialect: Dialect, use: ToolUse | None, *, is_forced: bool, is_thinking: bool) -> None:
+    def __init__(
+        self,
+        dialect: Dialect,
+        use: ToolUse | None,
+        *,
+        is_forced: bool,
+        is_thinking: bool,
+        has_thoughts: bool = True,
+    ) -> None:
+        self._has_thoughts = has_thoughts
         self._splitter: ReasoningSplitter | None = None
         if dialect.marks is not None and not is_forced:
             self._splitter = ReasoningSplitter(dialect.marks, is_open=is_thinking)
@@ -55,22 +65,35 @@ class MessageReader:
         """Whether a call has begun."""
         return self._calls is not None and self._calls.num_calls > 0
 
+    @property
+    def is_thinking(self) -> bool:
+        """Whether what was pushed last belongs to the thinking, its marks included."""
+        return self._splitter is not None and self._splitter.is_thinking
+
+    @property
+    def may_think(self) -> bool:
+        """Whether thinking goes on or may still begin."""
+        return self._splitter is not None and self._splitter.may_think
+
     def push(self, text: str) -> list[Item]:
         """Takes text; gives what is now certain."""
         if self._splitter is None:
             return self._answer(text)
         thought, answer = self._splitter.push(text)
-        return [*([Thought(thought)] if thought else []), *self._answer(answer)]
+        return [*self._thought(thought), *self._answer(answer)]
 
     def flush(self) -> list[Item]:
         """Ends the message."""
         items: list[Item] = []
         if self._splitter is not None:
             thought, answer = self._splitter.flush()
-            items += [*([Thought(thought)] if thought else []), *self._answer(answer)]
+            items += [*self._thought(thought), *self._answer(answer)]
         if self._calls is not None:
             items += self._calls.flush()
         return items
+
+    def _thought(self, text: str) -> list[Item]:
+        return [Thought(text)] if text and self._has_thoughts else []
 
     def _answer(self, text: str) -> list[Item]:
         if not text:

@@ -51,6 +51,16 @@ class ReasoningSplitter:
         self._has_thought = False
         self._buffer = ""
 
+    @property
+    def is_thinking(self) -> bool:
+        """Whether the thinking has begun and not ended."""
+        return self._at is _At.THOUGHT
+
+    @property
+    def may_think(self) -> bool:
+        """Whether the thinking goes on or may still begin."""
+        return self._at in (_At.BEGIN, _At.THOUGHT)
+
     def push(self, text: str) -> tuple[str, str]:
         """Takes text; gives the thought and the answer that are now certain."""
         self._buffer += text
