@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from headrace.cli.bench_report import report
 from headrace.cli.output import JsonOption, print_json, print_table
 from headrace.cli.serve import Quantization
 from headrace.cli.settings import ConfigOption, load_settings
@@ -204,3 +205,6 @@ def _say(what: str) -> None:
     if sys.stderr.isatty():
         sys.stderr.write(f"\r\x1b[K{what}\r")
         sys.stderr.flush()
+
+
+app.command("report")(report)
