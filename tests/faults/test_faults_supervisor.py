@@ -102,7 +102,7 @@ async def serve(
     task = asyncio.create_task(
         run_server(
             config,
-            Model(Path("/nowhere"), ("mock",), resolve(config, facts, num_cpus=1)),
+            [Model(Path("/nowhere"), ("mock",), config, resolve(config, facts, num_cpus=1))],
             clock=SystemClock(),
             env=os.environ,
             on_ready=lambda _plan: ready.set(),
@@ -314,10 +314,11 @@ async def test_second_server_on_the_same_port_is_told_who_runs(tmp_path: Path) -
     async with serve(tmp_path) as server:
         port = int((await server.status()).name)
         config = load_config(None, {}, {"server.port": port, "paths.state": str(tmp_path / "state")})
-        model = Model(Path("/nowhere"), ("mock",), resolve(config, ModelFacts("decoder-only", 512, None), num_cpus=1))
+        facts = ModelFacts("decoder-only", 512, None)
+        model = Model(Path("/nowhere"), ("mock",), config, resolve(config, facts, num_cpus=1))
 
         with pytest.raises(AlreadyRunningError, match=rf"port {port} runs already \(pid {os.getpid()},"):
-            await run_server(config, model, clock=SystemClock(), env={})
+            await run_server(config, [model], clock=SystemClock(), env={})
 
 
 @pytest.mark.parametrize(
@@ -345,7 +346,7 @@ async def test_status_is_json_with_pids_states_and_ports(tmp_path: Path) -> None
     async with serve(tmp_path) as server:
         status = json.loads(msgspec.json.encode(await server.status()))
 
-        assert status["model"] == "mock"
+        assert status["models"] == ["mock"]
         assert status["urls"][0].startswith("http://127.0.0.1:")
         assert [(child["role"], child["state"], child["restarts"]) for child in status["children"]] == [
             ("front", "running", 0),

@@ -18,8 +18,9 @@ import uvloop
 
 from headrace.base.clock import Clock
 from headrace.base.errors import ContextLengthError
-from headrace.protocol.launch import FrontLaunch
-from headrace.replica.port import Readiness
+from headrace.gateway.pipeline import Pipeline
+from headrace.protocol.launch import FrontLaunch, ModelLaunch
+from headrace.replica.port import Readiness, Replica
 from headrace.server.front import Front
 from headrace.testing.mock_worker import MockWorker, Script
 from headrace.text.message import Dialect
@@ -114,6 +115,16 @@ class House:
         self.socket_path = socket_path
         self.client = client
 
+    @property
+    def pipeline(self) -> Pipeline:
+        """The model's pipeline in the front."""
+        return next(iter(self.front.models))
+
+    @property
+    def replica(self) -> Replica:
+        """The front's view of the worker."""
+        return self.pipeline.replica
+
     def url(self, path: str) -> str:
         return f"http://127.0.0.1:{self.port}{path}"
 
@@ -172,22 +183,18 @@ async def make_house(tmp_path: Path) -> AsyncIterator[MakeHouse]:
             listener = socket.create_server(("127.0.0.1", 0))
             names = ("header_timeout_s", "body_idle_s", "max_connections")
             edges = {name: limits.pop(name) for name in names if name in limits}
-            launch = FrontLaunch(
-                model_path="",
-                served_names=[MODEL, "bytes"],
-                listen_fds=[],
-                worker_socket_path=str(socket_path),
-                **limits,
-            )
-            front = Front(launch, ByteKit(dialect), [listener], clock=clock, **edges)
+            ours = {name: limits.pop(name) for name in FrontLaunch.__struct_fields__ if name in limits}
+            model = ModelLaunch("", [MODEL, "bytes"], str(socket_path), **limits)
+            launch = FrontLaunch([model], [], **ours)
+            front = Front(launch, [ByteKit(dialect)], [listener], clock=clock, **edges)
             port = listener.getsockname()[1]
             await stack.enter_async_context(front.running())
             client = await stack.enter_async_context(aiohttp.ClientSession())
             house = House(front, worker, port, socket_path, client)
             stack.push_async_callback(lambda: house.worker.stop())
             if is_ready:
-                await front.replica.wait_ready()
-                assert front.replica.readiness is Readiness.READY
+                await house.replica.wait_ready()
+                assert house.replica.readiness is Readiness.READY
             return house
 
         yield make

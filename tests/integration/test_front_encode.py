@@ -42,9 +42,9 @@ async def test_the_drain_waits_for_a_batch_that_runs(make_house: Any) -> None:
     await until(lambda: house.worker.num_running == 1)
 
     drain = asyncio.create_task(house.front.drain(asyncio.Event()))
-    await until(lambda: house.front.pipeline.is_draining)
+    await until(lambda: house.pipeline.is_draining)
     refused = await house.post(PATH, BATCH)
-    num_open = house.front.pipeline.num_open
+    num_open = house.pipeline.num_open
     house.worker.release()
     status, body, _ = await answer
 
@@ -62,7 +62,7 @@ async def test_the_drains_end_ends_a_batch_with_its_own_error(make_house: Any) -
     await until(lambda: house.worker.num_running == 1)
 
     drain = asyncio.create_task(house.front.drain(asyncio.Event()))
-    await until(lambda: house.front.pipeline.is_draining)
+    await until(lambda: house.pipeline.is_draining)
     clock.advance(31.0)
     status, body, _ = await answer
 
@@ -77,7 +77,7 @@ async def test_waiting_to_be_started_ends_at_the_queue_timeout(make_house: Any, 
     limits = {"max_concurrent_requests": 1} if is_ours else {}
     script = encoder(Reply(hold_at_token=0), max_running=1)
     house = await make_house(script, clock=clock, first_token_timeout_s=99.0, **limits)
-    admission = house.front.pipeline.admission
+    admission = house.pipeline.admission
     first = asyncio.create_task(house.post(PATH, BATCH))
     await until(lambda: house.worker.num_running == 1)
     second = asyncio.create_task(house.post(PATH, BATCH))
@@ -89,14 +89,14 @@ async def test_waiting_to_be_started_ends_at_the_queue_timeout(make_house: Any, 
 
     assert (status, body["error"]["code"]) == (503, "queue_timeout")
     assert (await first)[0] == 200
-    await until(lambda: house.front.pipeline.num_open == 0)
+    await until(lambda: house.pipeline.num_open == 0)
 
 
 async def test_a_first_vector_that_does_not_come_is_a_504(make_house: Any) -> None:
     clock = ManualClock()
     house = await make_house(encoder(Reply(hold_at_token=0)), clock=clock)
     answer = asyncio.create_task(house.post(PATH, BATCH))
-    await until(lambda: any(ticket.record.started_at_s is not None for ticket in house.front.pipeline.open_requests))
+    await until(lambda: any(ticket.record.started_at_s is not None for ticket in house.pipeline.open_requests))
 
     clock.advance(32.0)
     status, body, _ = await answer
@@ -120,7 +120,7 @@ async def test_a_batch_is_run_once_more_by_the_next_worker(make_house: Any) -> N
     house = await make_house(encoder(Reply(fault=Fault.CRASH, fault_at_token=2)))
 
     answer = asyncio.create_task(house.post(PATH, BATCH))
-    await until(lambda: house.front.replica.status is None)
+    await until(lambda: house.replica.status is None)
     await house.restart_worker(encoder())
     status, body, _ = await answer
 
@@ -132,11 +132,11 @@ async def test_a_batch_that_was_there_at_two_deaths_is_quarantined(make_house: A
     house = await make_house(encoder(Reply(fault=Fault.CRASH)))
 
     answer = asyncio.create_task(house.post(PATH, BATCH))
-    await until(lambda: house.front.replica.status is None)
+    await until(lambda: house.replica.status is None)
     await house.restart_worker(encoder(Reply(fault=Fault.CRASH)))
     first = await answer
     await house.restart_worker(encoder())
-    await house.front.replica.wait_ready()
+    await house.replica.wait_ready()
     second = await house.post(PATH, BATCH)
     other = await house.post(PATH, {**BATCH, "input": "another"})
 
@@ -152,13 +152,13 @@ async def test_a_client_that_leaves_ends_its_batch(make_house: Any) -> None:
 
     answer.cancel()
 
-    await until(lambda: house.worker.num_running == 0 and house.front.pipeline.num_open == 0)
-    assert house.front.pipeline.admission.num_running == 0
+    await until(lambda: house.worker.num_running == 0 and house.pipeline.num_open == 0)
+    assert house.pipeline.admission.num_running == 0
 
 
 async def test_a_batch_of_more_tokens_than_a_frame_holds_is_refused_before_it_is_sent(make_house: Any) -> None:
     house = await make_house(encoder())
-    pipeline = house.front.pipeline
+    pipeline = house.pipeline
     encoding = Encoding(pipeline, "bytes", pipeline.ledger.open("r", "embeddings"), ThreadPoolExecutor(1))
     text = pack_ids([7] * 1024)
 

@@ -29,7 +29,7 @@ async def until(condition: Callable[[], bool], *, limit_s: float = 5.0) -> None:
 
 def outcomes(house: Any) -> dict[str, float]:
     counters = house.front.recorder.snapshot().counters.get("headrace_requests_total", {})
-    return {labels[1]: value for labels, value in counters.items()}
+    return {labels[-1]: value for labels, value in counters.items()}
 
 
 def raw_request(body: dict[str, Any]) -> bytes:
@@ -71,7 +71,7 @@ async def test_a_request_without_tokens_is_run_again_by_the_next_worker(make_hou
     house = await make_house(Script(default=Reply(fault=Fault.CRASH)))
 
     answer = asyncio.create_task(house.post(CHAT_PATH, CHAT))
-    await until(lambda: house.front.replica.status is None)
+    await until(lambda: house.replica.status is None)
     await house.restart_worker(Script(default=Reply(text="Back")))
     status, body, _ = await answer
 
@@ -84,11 +84,11 @@ async def test_a_request_that_was_there_at_two_deaths_is_quarantined(make_house:
     house = await make_house(Script(default=Reply(fault=Fault.CRASH)))
 
     answer = asyncio.create_task(house.post(CHAT_PATH, CHAT))
-    await until(lambda: house.front.replica.status is None)
+    await until(lambda: house.replica.status is None)
     await house.restart_worker(Script(default=Reply(fault=Fault.CRASH)))
     first = await answer
     await house.restart_worker(Script())
-    await house.front.replica.wait_ready()
+    await house.replica.wait_ready()
     second = await house.post(CHAT_PATH, CHAT)
     other = await house.post(CHAT_PATH, {**CHAT, "messages": [{"role": "user", "content": "Another"}]})
 
@@ -132,8 +132,8 @@ async def test_a_client_that_leaves_ends_its_generation(make_house: Any, is_stre
 
     await until(lambda: outcomes(house) == {"client_gone": 1})
     assert len(house.worker.aborted) == 1
-    assert house.front.pipeline.num_open == 0
-    assert house.front.pipeline.admission.num_running == 0
+    assert house.pipeline.num_open == 0
+    assert house.pipeline.admission.num_running == 0
 
 
 async def test_a_storm_of_leaving_clients_leaves_nothing_behind(make_house: Any) -> None:
@@ -149,7 +149,7 @@ async def test_a_storm_of_leaving_clients_leaves_nothing_behind(make_house: Any)
     for writer in writers:
         writer.transport.abort()
 
-    await until(lambda: house.worker.num_running == 0 and house.front.pipeline.num_open == 0)
+    await until(lambda: house.worker.num_running == 0 and house.pipeline.num_open == 0)
     await until(lambda: outcomes(house) == {"client_gone": 100})
     assert (await house.post(CHAT_PATH, {**CHAT, "max_tokens": 1}))[0] == 200
 
@@ -159,12 +159,12 @@ async def test_a_client_that_leaves_the_queue_gives_its_place_back(make_house: A
     first = asyncio.create_task(house.post(CHAT_PATH, CHAT))
     await until(lambda: house.worker.num_running == 1)
     second = asyncio.create_task(house.post(CHAT_PATH, CHAT))
-    await until(lambda: house.front.pipeline.admission.num_waiting == 1)
+    await until(lambda: house.pipeline.admission.num_waiting == 1)
 
     second.cancel()
-    await until(lambda: house.front.pipeline.admission.num_waiting == 0)
+    await until(lambda: house.pipeline.admission.num_waiting == 0)
     third = asyncio.create_task(house.post(CHAT_PATH, CHAT))
-    await until(lambda: house.front.pipeline.admission.num_waiting == 1)
+    await until(lambda: house.pipeline.admission.num_waiting == 1)
     house.worker.release()
 
     assert (await first)[0] == (await third)[0] == 200
@@ -176,7 +176,7 @@ async def test_a_full_queue_refuses_at_once(make_house: Any) -> None:
     held = [asyncio.create_task(house.post(CHAT_PATH, CHAT))]
     await until(lambda: house.worker.num_running == 1)
     held.append(asyncio.create_task(house.post(CHAT_PATH, CHAT)))
-    await until(lambda: house.front.pipeline.admission.num_waiting == 1)
+    await until(lambda: house.pipeline.admission.num_waiting == 1)
 
     status, body, headers = await house.post(CHAT_PATH, CHAT)
     house.worker.release()
@@ -194,7 +194,7 @@ async def test_waiting_in_our_queue_ends_at_the_queue_timeout(make_house: Any) -
     first = asyncio.create_task(house.post(CHAT_PATH, CHAT))
     await until(lambda: house.worker.num_running == 1)
     second = asyncio.create_task(house.post(CHAT_PATH, CHAT))
-    await until(lambda: house.front.pipeline.admission.num_waiting == 1)
+    await until(lambda: house.pipeline.admission.num_waiting == 1)
 
     clock.advance(31.0)
     status, body, _ = await second
@@ -227,7 +227,7 @@ async def test_a_first_token_that_does_not_come_is_a_504(make_house: Any) -> Non
     clock = ManualClock()
     house = await make_house(Script(default=Reply(hold_at_token=0)), clock=clock)
     answer = asyncio.create_task(house.post(CHAT_PATH, CHAT))
-    await until(lambda: any(run.record.started_at_s is not None for run in house.front.pipeline.open_requests))
+    await until(lambda: any(run.record.started_at_s is not None for run in house.pipeline.open_requests))
 
     clock.advance(32.0)
     status, body, _ = await answer
@@ -328,14 +328,14 @@ async def test_a_stalled_connection_is_cut_after_its_limit(make_house: Any) -> N
 async def test_readiness_follows_the_worker(make_house: Any) -> None:
     clock = ManualClock()
     house = await make_house(Script(loading_s=None), clock=clock, is_ready=False)
-    await until(lambda: house.front.replica.status is not None)
+    await until(lambda: house.replica.status is not None)
     loading = [(await house.get(path))[0] for path in ("/health", "/readyz", "/startupz", "/livez")]
     refused = await house.post(CHAT_PATH, CHAT)
     house.worker.finish_loading()
-    await house.front.replica.wait_ready()
+    await house.replica.wait_ready()
     ready = [(await house.get(path))[0] for path in ("/health", "/readyz", "/startupz", "/livez")]
     house.worker.freeze()
-    while house.front.replica.readiness is Readiness.READY:
+    while house.replica.readiness is Readiness.READY:
         clock.advance(5.5)
         await asyncio.sleep(0)
     stalled = [(await house.get(path))[0] for path in ("/health", "/readyz", "/livez")]
@@ -353,12 +353,12 @@ async def test_a_worker_that_beats_but_does_not_step_is_not_ready(make_house: An
     clock = ManualClock()
     house = await make_house(Script(default=Reply(fault=Fault.HANG, fault_at_token=1)), clock=clock)
     held = asyncio.create_task(house.post(CHAT_PATH, CHAT))
-    await until(lambda: house.front.replica.status is not None and house.front.replica.status.num_running == 1)
+    await until(lambda: house.replica.status is not None and house.replica.status.num_running == 1)
 
     for _ in range(6):
         clock.advance(1.0)
-        steps = house.front.replica.status
-        await until(lambda steps=steps: house.front.replica.status is not steps)
+        steps = house.replica.status
+        await until(lambda steps=steps: house.replica.status is not steps)
     status, _, _ = await house.get("/readyz")
     house.worker.thaw()
 
@@ -372,7 +372,7 @@ async def test_drain_finishes_what_runs_and_refuses_what_is_new(make_house: Any)
     await until(lambda: house.worker.num_running == 1)
 
     drain = asyncio.create_task(house.front.drain(asyncio.Event()))
-    await until(lambda: house.front.pipeline.is_draining)
+    await until(lambda: house.pipeline.is_draining)
     refused = await house.post(CHAT_PATH, CHAT)
     health, _, _ = await house.get("/readyz")
     house.worker.release()
@@ -390,7 +390,7 @@ async def test_drain_ends_long_streams_with_an_error_frame(make_house: Any) -> N
     async with house.client.post(house.url(CHAT_PATH), json=STREAM) as response:
         await response.content.readuntil(b"\n\n")
         drain = asyncio.create_task(house.front.drain(asyncio.Event()))
-        await until(lambda: house.front.pipeline.is_draining)
+        await until(lambda: house.pipeline.is_draining)
         clock.advance(121.0)
         frames = await read_frames(response)
 

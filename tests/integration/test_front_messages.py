@@ -251,7 +251,7 @@ async def test_a_worker_that_dies_at_any_token_never_ends_a_stream_well(make_hou
     for count in range(1, 12):  # before the first token it would wait for another worker
         fault = Script(default=Reply(text=WRITTEN, fault=Fault.CRASH, fault_at_token=3 * count))
         await house.restart_worker(fault)
-        await house.front.replica.wait_ready()
+        await house.replica.wait_ready()
 
         async with house.client.post(
             house.url(path), json={**body, "model": "bytes", "max_tokens": 90, "stream": True}

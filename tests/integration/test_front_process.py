@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from headrace.protocol.launch import FrontLaunch, WorkerLaunch
+from headrace.protocol.launch import FrontLaunch, ModelLaunch, WorkerLaunch
 from headrace.testing.tiny import write_tiny_llama
 
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "Say hi"}]}
@@ -39,11 +39,9 @@ class Processes:
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.admin = socket.create_server(("127.0.0.1", 0))
         self.launch = FrontLaunch(
-            model_path=str(self.model),
-            served_names=["tiny"],
+            [ModelLaunch(str(self.model), ["tiny"], str(link))],
             listen_fds=[self.listener.fileno()],
             admin_fd=self.admin.fileno(),
-            worker_socket_path=str(link),
             **limits,
         )
         self.children: list[subprocess.Popen[bytes]] = []
@@ -131,7 +129,7 @@ def test_a_front_process_serves_its_model_and_its_admin_listener(start: Callable
 
     assert answer["choices"][0]["message"]["content"] == "Hello there"
     assert status == 200
-    assert 'headrace_requests_total{endpoint="chat",outcome="ok"} 1' in metrics
+    assert 'headrace_requests_total{model="tiny",endpoint="chat",outcome="ok"} 1' in metrics
     assert processes.get("/v1/models", is_admin=True)[0] == 404
 
 

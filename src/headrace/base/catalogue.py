@@ -17,6 +17,9 @@ LATENCY_BUCKETS_S: Final = (
 # Tokens, powers of two up to the longest contexts in use.
 TOKEN_BUCKETS: Final = tuple(float(2**power) for power in range(18))
 
+# Canonical name of a model of the configuration; empty where a request named none that is served.
+MODEL: Final = ("model",)
+
 
 @dataclass(frozen=True, slots=True)
 class Metric:
@@ -51,37 +54,41 @@ def _index(metrics: Iterable[Metric]) -> dict[str, Metric]:
 METRICS: Final[dict[str, Metric]] = _index(
     [
         # Front: requests
-        Metric("headrace_requests_total", "counter", ("endpoint", "outcome"), "Requests ended, by how they ended."),
+        Metric(
+            "headrace_requests_total", "counter", ("model", "endpoint", "outcome"), "Requests ended, by how they ended."
+        ),
         Metric("headrace_http_responses_total", "counter", ("route", "status"), "HTTP answers, by route and status."),
-        Metric("headrace_requests_running", "gauge", (), "Requests that a worker runs now."),
-        Metric("headrace_requests_waiting", "gauge", (), "Requests that wait for a worker now."),
-        Metric("headrace_requests_admitted", "gauge", (), "Requests inside this front now."),
+        Metric("headrace_requests_running", "gauge", MODEL, "Requests that a worker runs now."),
+        Metric("headrace_requests_waiting", "gauge", MODEL, "Requests that wait for a worker now."),
+        Metric("headrace_requests_admitted", "gauge", MODEL, "Requests inside this front now."),
         Metric("headrace_connections_open", "gauge", (), "Client connections open now."),
-        Metric("headrace_prompt_tokens_total", "counter", (), "Prompt tokens of requests that were run."),
-        Metric("headrace_generation_tokens_total", "counter", (), "Tokens generated and delivered."),
-        Metric("headrace_cached_prompt_tokens_total", "counter", (), "Prompt tokens that the prefix cache spared."),
+        Metric("headrace_prompt_tokens_total", "counter", MODEL, "Prompt tokens of requests that were run."),
+        Metric("headrace_generation_tokens_total", "counter", MODEL, "Tokens generated and delivered."),
+        Metric("headrace_cached_prompt_tokens_total", "counter", MODEL, "Prompt tokens that the prefix cache spared."),
         Metric("headrace_ignored_fields_total", "counter", ("endpoint",), "Unknown request fields that were ignored."),
-        Metric("headrace_time_to_first_token_seconds", "histogram", (), "Receipt to first token.", LATENCY_BUCKETS_S),
-        Metric("headrace_inter_token_latency_seconds", "histogram", (), "Token to token.", LATENCY_BUCKETS_S),
-        Metric("headrace_request_latency_seconds", "histogram", (), "Receipt to end.", LATENCY_BUCKETS_S),
-        Metric("headrace_request_queue_seconds", "histogram", (), "Receipt to start in the worker.", LATENCY_BUCKETS_S),
-        Metric("headrace_request_prefill_seconds", "histogram", (), "Start to first token.", LATENCY_BUCKETS_S),
-        Metric("headrace_request_decode_seconds", "histogram", (), "First token to last.", LATENCY_BUCKETS_S),
-        Metric("headrace_prompt_tokens", "histogram", (), "Prompt tokens per request.", TOKEN_BUCKETS),
-        Metric("headrace_generation_tokens", "histogram", (), "Generated tokens per request.", TOKEN_BUCKETS),
+        Metric(
+            "headrace_time_to_first_token_seconds", "histogram", MODEL, "Receipt to first token.", LATENCY_BUCKETS_S
+        ),
+        Metric("headrace_inter_token_latency_seconds", "histogram", MODEL, "Token to token.", LATENCY_BUCKETS_S),
+        Metric("headrace_request_latency_seconds", "histogram", MODEL, "Receipt to end.", LATENCY_BUCKETS_S),
+        Metric("headrace_request_queue_seconds", "histogram", MODEL, "Receipt to start in worker.", LATENCY_BUCKETS_S),
+        Metric("headrace_request_prefill_seconds", "histogram", MODEL, "Start to first token.", LATENCY_BUCKETS_S),
+        Metric("headrace_request_decode_seconds", "histogram", MODEL, "First token to last.", LATENCY_BUCKETS_S),
+        Metric("headrace_prompt_tokens", "histogram", MODEL, "Prompt tokens per request.", TOKEN_BUCKETS),
+        Metric("headrace_generation_tokens", "histogram", MODEL, "Generated tokens per request.", TOKEN_BUCKETS),
         Metric(
             "headrace_event_loop_lag_seconds", "histogram", (), "Lateness of the front's timers.", LATENCY_BUCKETS_S
         ),
         # Worker: engine
-        Metric("headrace_worker_ready", "gauge", (), "1 when the worker is ready and has stepped lately."),
-        Metric("headrace_worker_lost_total", "counter", (), "Times that this front lost its worker's link."),
-        Metric("headrace_engine_steps_total", "counter", (), "Engine steps done."),
-        Metric("headrace_preemptions_total", "counter", (), "Sequences that were displaced and had to be recomputed."),
-        Metric("headrace_kv_blocks", "gauge", ("state",), "KV pages by state: free, evictable, used."),
-        Metric("headrace_kv_usage_ratio", "gauge", (), "Share of the KV pages in use."),
-        Metric("headrace_prefix_cache_queries_total", "counter", (), "Prompt tokens looked up in the prefix cache."),
-        Metric("headrace_prefix_cache_hits_total", "counter", (), "Prompt tokens found in the prefix cache."),
-        Metric("headrace_model_load_ratio", "gauge", (), "Progress of loading the model."),
+        Metric("headrace_worker_ready", "gauge", MODEL, "1 when the worker is ready and has stepped lately."),
+        Metric("headrace_worker_lost_total", "counter", MODEL, "Times that this front lost its worker's link."),
+        Metric("headrace_engine_steps_total", "counter", MODEL, "Engine steps done."),
+        Metric("headrace_preemptions_total", "counter", MODEL, "Sequences that were displaced and recomputed."),
+        Metric("headrace_kv_blocks", "gauge", ("model", "state"), "KV pages by state: free, evictable, used."),
+        Metric("headrace_kv_usage_ratio", "gauge", MODEL, "Share of the KV pages in use."),
+        Metric("headrace_prefix_cache_queries_total", "counter", MODEL, "Prompt tokens looked up in the prefix cache."),
+        Metric("headrace_prefix_cache_hits_total", "counter", MODEL, "Prompt tokens found in the prefix cache."),
+        Metric("headrace_model_load_ratio", "gauge", MODEL, "Progress of loading the model."),
         # Process
         Metric("headrace_build_info", "gauge", ("version", "model"), "Always 1; says what runs."),
         Metric("headrace_process_start_seconds", "gauge", (), "When this process started, seconds since 1970."),

@@ -58,7 +58,8 @@ def engine(
     import msgspec
 
     from headrace.base.clock import SystemClock
-    from headrace.cli.serve import require_native_library, resolve_model
+    from headrace.cli.deployment import resolve_model
+    from headrace.cli.serve import require_native_library
     from headrace.engine.bench import DECODE_BATCHES, PREFILL_LENGTHS, report_head, report_table, run_bench
     from headrace.fleet.launch import worker_launch
 
@@ -140,7 +141,8 @@ def quality(
     my-domain.txt[/]
     """
     from headrace.base.errors import ConfigError
-    from headrace.cli.serve import require_native_library, resolve_model
+    from headrace.cli.deployment import resolve_model
+    from headrace.cli.serve import require_native_library
     from headrace.engine.quality_bench import quality_table, run_quality
     from headrace.fleet.launch import worker_launch
     from headrace.text.prose import SHIPPED_NAME, read_text, shipped_text

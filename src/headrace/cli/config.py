@@ -31,11 +31,11 @@ def show(config: ConfigOption = None, as_json: JsonOption = False) -> None:
 @app.command()
 def check(config: ConfigOption = None, as_json: JsonOption = False) -> None:
     """Check the settings, and against the model where it is on this machine; exit code 2 when something is wrong."""
-    from headrace.cli.serve import find_model, resolve_settings
+    from headrace.cli.deployment import find_model, resolve_settings
 
     loaded = load_settings(config, {})
     path = find_model(loaded)
-    warnings = resolve_settings(loaded, path).warnings if path is not None else ()
+    warnings = resolve_settings(loaded, path)[1].warnings if path is not None else ()
     if as_json:
         print_json(
             {

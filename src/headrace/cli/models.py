@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from headrace.cli.deployment import names_of, source_of
 from headrace.cli.output import JsonOption, print_json, print_table, show_progress
-from headrace.cli.serve import names_of, source_of
 from headrace.cli.settings import ConfigOption, load_settings, model_cache
 
 if TYPE_CHECKING:

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from enum import StrEnum
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headrace.cli.output import JsonOption, print_json, show_progress
-from headrace.cli.settings import ConfigOption, load_settings, model_cache
+from headrace.cli.output import JsonOption, print_json
+from headrace.cli.settings import ConfigOption, load_settings
 
 if TYPE_CHECKING:
     from headrace.base.config import Config
-    from headrace.fleet.launch import Resolved
-    from headrace.fleet.server import Model
     from headrace.fleet.supervisor import Plan
+    from headrace.protocol.launch import Kind
 
 _ENGINE = "Engine"
 _SERVER = "Server"
@@ -123,21 +122,22 @@ def _run(settings: Config, *, as_json: bool) -> int:
     import signal
 
     from headrace.base.clock import SystemClock
+    from headrace.cli.deployment import resolve_model
     from headrace.cli.history import RunRecord
     from headrace.fleet.server import run_server
     from headrace.fleet.supervisor import STOP_SIGNALS
 
     require_native_library(settings.inference_engine.isa)
-    model = resolve_model(settings)
+    models = [resolve_model(settings)]
     clock = SystemClock()
     record = RunRecord(settings, clock)
 
     def on_ready(plan: Plan) -> None:
-        announce(plan, as_json=as_json)
-        record.begin(model=plan.model, port=plan.listeners[0].port)
+        announce(plan, [model.kind for model in models], as_json=as_json)
+        record.begin(model=", ".join(plan.models), port=plan.listeners[0].port)
 
     async def run() -> int:
-        code = await run_server(settings, model, clock=clock, env=os.environ, on_ready=on_ready)
+        code = await run_server(settings, models, clock=clock, env=os.environ, on_ready=on_ready)
         for number in STOP_SIGNALS:
             asyncio.get_running_loop().remove_signal_handler(number)
             signal.signal(number, signal.SIG_IGN)  # it has ended; the exit code must say how
@@ -171,72 +171,40 @@ def require_native_library(isa: str | None) -> None:
         ) from error
 
 
-def resolve_model(settings: Config) -> Model:
-    """Gives the model to serve, fetched where needed, with the settings that it and this machine allow."""
-    from headrace.base.log import get_log
-    from headrace.fleet.server import Model
-    from headrace.registry.sources import resolve as fetch
+def announce(plan: Plan, kinds: Sequence[Kind], *, as_json: bool) -> None:
+    """Says, once every model is ready, where a client can go.
 
-    source = settings.inference_engine.model_path or "demo"
-    with show_progress() as progress:
-        path = fetch(source_of(source), cache=model_cache(settings), progress=progress)
-    resolved = resolve_settings(settings, path)
-    log = get_log(__name__)
-    for key, message in resolved.warnings:
-        log.warning("config_warning", key=key, message=message)
-    name = settings.inference_engine.served_name
-    names = tuple(dict.fromkeys(part.strip() for part in (name or "").split(",") if part.strip()))
-    return Model(path, names or names_of(source), resolved)
-
-
-def resolve_settings(settings: Config, path: Path) -> Resolved:
-    """Gives what the settings come to for the model at ``path`` on this machine."""
-    import os
-
-    from headrace.fleet.launch import read_facts, resolve
-
-    return resolve(settings, read_facts(path), num_cpus=len(os.sched_getaffinity(0)))
-
-
-def find_model(settings: Config) -> Path | None:
-    """Gives where the model lies on this machine, or None when it would have to be fetched."""
-    from headrace.registry.sources import find_cached
-
-    return find_cached(source_of(settings.inference_engine.model_path or "demo"), cache=model_cache(settings))
-
-
-def source_of(text: str) -> str:
-    """Gives the model source that a command line's MODEL means: ``demo`` is a short name."""
-    from headrace.registry.sources import DEMO_SOURCE
-
-    return DEMO_SOURCE if text == "demo" and not Path(text).exists() else text
-
-
-def names_of(source: str) -> tuple[str, ...]:
-    """Gives the names under which a model is served, the canonical one first."""
-    if source == "demo":
-        return ("smollm2-135m-instruct", "demo")
-    if source.startswith("hf:"):
-        return (source.removeprefix("hf:").partition("@")[0],)
-    if source.startswith("pypi:"):
-        return (source.removeprefix("pypi:").partition("==")[0],)
-    path = Path(source).resolve()
-    return (path.stem if path.suffix in (".gguf", ".safetensors") else path.name,)
-
-
-def announce(plan: Plan, *, as_json: bool) -> None:
-    """Says, once the model is ready, where a client can go."""
+    Args:
+        kinds: what the plan's models give.
+    """
     url = plan.listeners[0].url
     if as_json:
-        print_json({"url": url, "admin_url": plan.admin_listeners[0].url, "model": plan.model})
+        admin_url = plan.admin_listeners[0].url
+        print_json({"url": url, "admin_url": admin_url, "model": plan.models[0], "models": list(plan.models)})
     else:
-        body = (
-            f'{{"model": "{plan.model}", '
-            '"messages": [{"role": "user", "content": "What is the capital of France?"}], "temperature": 0}'
-        )
-        sys.stdout.write(
-            f"\n{plan.model} is ready. Point an OpenAI client at {url}/v1 (any API key), or try:\n\n"
-            f"  curl {url}/v1/chat/completions -H 'Content-Type: application/json' \\\n    -d '{body}'\n\n"
-            "Ctrl-C ends it.\n"
-        )
+        names = ", ".join(plan.models)
+        verb = "is" if len(plan.models) == 1 else "are"
+        sys.stdout.write(f"\n{names} {verb} ready. Point an OpenAI client at {url}/v1 (any API key), or try:\n\n")
+        for model, kind in zip(plan.models, kinds, strict=True):
+            path, body = _example(model, kind)
+            sys.stdout.write(f"  curl {url}{path} -H 'Content-Type: application/json' \\\n    -d '{body}'\n\n")
+        sys.stdout.write("Ctrl-C ends it.\n")
     sys.stdout.flush()
+
+
+def _example(model: str, kind: Kind) -> tuple[str, str]:
+    """Gives a path and a body with which a model of this kind can be tried."""
+    from headrace.protocol.launch import Kind
+
+    match kind:
+        case Kind.GENERATE:
+            body = '"messages": [{"role": "user", "content": "What is the capital of France?"}], "temperature": 0'
+            path = "/v1/chat/completions"
+        case Kind.EMBED:
+            path, body = "/v1/embeddings", '"input": "The mill turns while the water runs."'
+        case Kind.SCORE:
+            body = '"query": "What turns the mill?", "documents": ["The water.", "The miller sleeps."]'
+            path = "/v1/rerank"
+        case Kind.CLASSIFY:
+            path, body = "/v1/classify", '"input": "The mill turns while the water runs."'
+    return path, f'{{"model": "{model}", {body}}}'

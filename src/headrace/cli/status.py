@@ -51,7 +51,9 @@ def status(
 def _print_server(server: ServerStatus) -> None:
     from headrace.base.units import format_duration
 
-    typer.echo(f"{server.model} at {', '.join(server.urls)}: {server.state}, up {format_duration(server.uptime_s)}")
+    typer.echo(
+        f"{', '.join(server.models)} at {', '.join(server.urls)}: {server.state}, up {format_duration(server.uptime_s)}"
+    )
     rows = []
     for child in server.children:
         work = ""
@@ -61,8 +63,18 @@ def _print_server(server: ServerStatus) -> None:
             work = f"{beat.num_running} running, {beat.num_waiting} waiting, KV {used}/{beat.total_blocks}"
             if beat.state == "loading":
                 work = f"loading {100 * beat.progress_ratio:.0f} % {beat.stage}".rstrip()
-        rows.append((child.name, str(child.pid or "–"), child.state, str(child.restarts), child.last_exit or "–", work))
-    print_table(("process", "pid", "state", "restarts", "last exit", "work"), rows)
+        rows.append(
+            (
+                child.name,
+                child.model or "–",
+                str(child.pid or "–"),
+                child.state,
+                str(child.restarts),
+                child.last_exit or "–",
+                work,
+            )
+        )
+    print_table(("process", "model", "pid", "state", "restarts", "last exit", "work"), rows)
 
 
 def _show_history(url: str | None, state: str | None, *, as_json: bool) -> None:

@@ -15,7 +15,7 @@ from typing import Final
 from headrace.base.config import Config
 from headrace.base.errors import ConfigError
 from headrace.base.units import GIB
-from headrace.protocol.launch import FrontLaunch, WorkerLaunch
+from headrace.protocol.launch import FrontLaunch, Kind, ModelLaunch, WorkerLaunch
 from headrace.registry.cache import default_cache_path, packed_folder
 
 _DEFAULT_SEQUENCES: Final = 32
@@ -30,11 +30,13 @@ class ModelFacts:
         architecture: ``decoder-only``, ``encoder-only`` or ``encoder-decoder``.
         context_tokens: the longest sequence that the model was made for.
         window: the sliding window in tokens that it was trained with, if only on some layers; None for full attention.
+        kind: what it gives.
     """
 
     architecture: str
     context_tokens: int
     window: int | None
+    kind: Kind = Kind.GENERATE
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +62,16 @@ def read_facts(path: Path) -> ModelFacts:
     Raises:
         ModelError: the files are malformed, altered or of a kind that is not run.
     """
+    from headrace.program.model import Architecture
     from headrace.program.spec import spec_from_files
     from headrace.registry.model import open_model
 
     spec = spec_from_files(open_model(path, has_vocabulary=False))
     window = max(spec.layer(index).window for index in range(spec.layers))
-    return ModelFacts(str(spec.architecture), spec.context_tokens, window or None)
+    kind = Kind.GENERATE
+    if spec.architecture is Architecture.ENCODER_ONLY:
+        kind = (Kind.EMBED, Kind.SCORE, Kind.CLASSIFY)[min(len(spec.labels), 2)]
+    return ModelFacts(str(spec.architecture), spec.context_tokens, window or None, kind)
 
 
 def resolve(config: Config, facts: ModelFacts, *, num_cpus: int) -> Resolved:
@@ -204,42 +210,56 @@ def worker_launch(config: Config, resolved: Resolved, *, model_path: Path, name:
     )
 
 
-def front_launch(
+def model_launch(
     config: Config,
     resolved: Resolved,
     *,
     model_path: Path,
     served_names: Sequence[str],
-    listen_fds: Sequence[int],
-    admin_fd: int | None,
+    kind: Kind,
     worker_socket_path: Path,
-    is_loopback: bool,
-    index: int,
-) -> FrontLaunch:
-    """Gives what a front is told."""
+) -> ModelLaunch:
+    """Gives what a front is told about one model, whose settings these are."""
     server, limits = config.server, config.limits
-    return FrontLaunch(
+    return ModelLaunch(
         model_path=str(model_path),
         served_names=list(served_names),
-        listen_fds=list(listen_fds),
         worker_socket_path=str(worker_socket_path),
-        admin_fd=admin_fd,
-        index=index,
-        is_loopback=is_loopback,
+        kind=kind,
         max_concurrent_requests=server.max_concurrent_requests,
         max_queued_requests=server.max_queued_requests,
-        max_body_bytes=limits.max_body_bytes,
         default_completion_tokens=limits.default_completion_tokens,
         default_chat_tokens=limits.default_chat_tokens,
         queue_timeout_s=server.queue_timeout_s,
         first_token_timeout_s=server.first_token_timeout_s,
         request_timeout_s=server.request_timeout_s,
+        max_context_tokens=resolved.max_context_tokens,
+    )
+
+
+def front_launch(
+    config: Config,
+    models: Sequence[ModelLaunch],
+    *,
+    listen_fds: Sequence[int],
+    admin_fd: int | None,
+    is_loopback: bool,
+    index: int,
+) -> FrontLaunch:
+    """Gives what a front is told."""
+    server = config.server
+    return FrontLaunch(
+        models=list(models),
+        listen_fds=list(listen_fds),
+        admin_fd=admin_fd,
+        index=index,
+        is_loopback=is_loopback,
+        max_body_bytes=config.limits.max_body_bytes,
         header_hold_s=server.header_hold_s,
         ping_interval_s=server.ping_interval_s,
         stalled_reader_timeout_s=server.stalled_reader_timeout_s,
         drain_s=server.drain_s,
         stream_drain_s=server.stream_drain_s,
-        max_context_tokens=resolved.max_context_tokens,
         log_level=config.log.level,
         is_log_json=config.is_log_json(is_terminal=sys.stderr.isatty()),
     )

@@ -18,7 +18,7 @@ from headrace.base.config import Config
 from headrace.base.errors import AlreadyRunningError, ConfigError
 from headrace.base.exits import Exit
 from headrace.base.log import get_log
-from headrace.fleet.launch import Resolved, front_launch, worker_launch
+from headrace.fleet.launch import Resolved, front_launch, model_launch, worker_launch
 from headrace.fleet.process import ChildSpec, module_command
 from headrace.fleet.sockets import (
     Listener,
@@ -30,6 +30,7 @@ from headrace.fleet.sockets import (
     state_folder,
 )
 from headrace.fleet.supervisor import Plan, Supervisor, SupervisorConfig, WorkerPlan
+from headrace.protocol.launch import Kind
 
 WORKER_MODULE: Final = "headrace.engine.worker"
 FRONT_MODULE: Final = "headrace.server.front"
@@ -38,18 +39,28 @@ _OPEN_FILES: Final = 65_536
 # Drain of the fronts plus what they take to say goodbye.
 _DRAIN_MARGIN_S: Final = 10.0
 # Short: a socket's whole path has 107 bytes.
-_WORKER_SOCKET_NAME: Final = "w0.sock"
+_WORKER_SOCKET_NAME: Final = "w{}.sock"
 
 log = get_log(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A model to serve: where it lies, what it is called, and what its settings come to."""
+    """A model to serve.
+
+    Args:
+        path: where it lies.
+        names: what requests call it, the canonical name first.
+        config: its own settings.
+        resolved: what they come to.
+        kind: what it gives.
+    """
 
     path: Path
     names: tuple[str, ...]
+    config: Config
     resolved: Resolved
+    kind: Kind = Kind.GENERATE
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +73,7 @@ class Modules:
 
 async def run_server(
     config: Config,
-    model: Model,
+    models: Sequence[Model],
     *,
     clock: Clock,
     env: Mapping[str, str],
@@ -70,7 +81,11 @@ async def run_server(
     modules: Modules | None = None,
     supervisor_config: SupervisorConfig | None = None,
 ) -> Exit:
-    """Serves a model until told to stop.
+    """Serves models until told to stop.
+
+    Args:
+        config: the settings of the server itself.
+        models: at least one; no name belongs to two.
 
     Raises:
         AddressInUseError, ConfigError, MachineError: as the sockets' functions say.
@@ -102,8 +117,12 @@ async def run_server(
             held.callback(os.close, _lock(state, name))
         folder = private_folder(runtime_folder(config.paths.runtime, env) / name)
         held.callback(_remove, folder)
-        worker_socket = held.enter_context(open_unix_listener(folder / _WORKER_SOCKET_NAME))
-        plan = _make_plan(config, model, folder, listeners, admin, worker_socket.fileno(), modules or Modules())
+        places = [
+            _Place(model, index, path, held.enter_context(open_unix_listener(path)).fileno())
+            for index, model in enumerate(models)
+            for path in [folder / _WORKER_SOCKET_NAME.format(index)]
+        ]
+        plan = _make_plan(config, places, folder, listeners, admin, modules or Modules())
         if not is_local:
             log.warning("config_warning", key="server.host", message="serving without keys to other machines")
         limits = supervisor_config or SupervisorConfig(
@@ -113,41 +132,43 @@ async def run_server(
         return await supervisor.run()
 
 
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A model, and the socket of its worker."""
+
+    model: Model
+    index: int
+    socket_path: Path
+    socket_fd: int
+
+
 def _make_plan(
     config: Config,
-    model: Model,
+    places: Sequence[_Place],
     folder: Path,
     listeners: list[Listener],
     admin: list[Listener],
-    worker_fd: int,
     modules: Modules,
 ) -> Plan:
-    socket_path = folder / _WORKER_SOCKET_NAME
     is_local = is_loopback(config.server.host)
-    worker = ChildSpec(
-        name="worker-0",
-        role="worker",
-        command=modules.worker,
-        launch=msgspec.json.encode(
-            worker_launch(config, model.resolved, model_path=model.path, name=model.names[0], socket_fd=worker_fd)
-        ),
-        pass_fds=(worker_fd,),
-    )
     listen_fds = [listener.socket.fileno() for listener in listeners]
+    behind = [
+        model_launch(
+            place.model.config,
+            place.model.resolved,
+            model_path=place.model.path,
+            served_names=place.model.names,
+            kind=place.model.kind,
+            worker_socket_path=place.socket_path,
+        )
+        for place in places
+    ]
     fronts = []
     for index in range(config.server.fronts):
         # One front answers for metrics and admin: a scrape must not meet another process each time.
         admin_fd = admin[0].socket.fileno() if index == 0 else None
         launch = front_launch(
-            config,
-            model.resolved,
-            model_path=model.path,
-            served_names=model.names,
-            listen_fds=listen_fds,
-            admin_fd=admin_fd,
-            worker_socket_path=socket_path,
-            is_loopback=is_local,
-            index=index,
+            config, behind, listen_fds=listen_fds, admin_fd=admin_fd, is_loopback=is_local, index=index
         )
         fronts.append(
             ChildSpec(
@@ -160,13 +181,28 @@ def _make_plan(
         )
     return Plan(
         name=folder.name,
-        model=model.names[0],
+        models=tuple(place.model.names[0] for place in places),
         folder=folder,
         listeners=listeners,
         admin_listeners=admin,
-        workers=(WorkerPlan(worker, socket_path),),
+        workers=[_plan_worker(place, modules) for place in places],
         fronts=fronts,
     )
+
+
+def _plan_worker(place: _Place, modules: Modules) -> WorkerPlan:
+    model = place.model
+    launch = worker_launch(
+        model.config, model.resolved, model_path=model.path, name=model.names[0], socket_fd=place.socket_fd
+    )
+    spec = ChildSpec(
+        name=f"worker-{place.index}",
+        role="worker",
+        command=modules.worker,
+        launch=msgspec.json.encode(launch),
+        pass_fds=(place.socket_fd,),
+    )
+    return WorkerPlan(spec, place.socket_path, model.names[0])
 
 
 def _remove(folder: Path) -> None:

@@ -53,6 +53,7 @@ class ChildStatus(msgspec.Struct, frozen=True):
         last_exit: how the one before ended, ``signal SIGKILL``; empty when none has ended.
         next_start_s: seconds until it is started again, None while it runs.
         worker: a worker's last heartbeat.
+        model: a worker's model; empty for a front.
     """
 
     name: str
@@ -64,6 +65,7 @@ class ChildStatus(msgspec.Struct, frozen=True):
     last_exit: str
     next_start_s: float | None = None
     worker: Status | None = None
+    model: str = ""
 
 
 class ServerStatus(msgspec.Struct, frozen=True):
@@ -73,7 +75,7 @@ class ServerStatus(msgspec.Struct, frozen=True):
     version: str
     pid: int
     state: ServerState
-    model: str
+    models: list[str]
     urls: list[str]
     admin_urls: list[str]
     started_at_s: float

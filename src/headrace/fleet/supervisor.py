@@ -67,10 +67,11 @@ class SupervisorConfig:
 
 @dataclass(frozen=True, slots=True)
 class WorkerPlan:
-    """A worker to run, and the socket path on which it answers."""
+    """A worker to run, the socket path on which it answers, and its model's canonical name."""
 
     spec: ChildSpec
     socket_path: Path
+    model: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +80,14 @@ class Plan:
 
     Args:
         name: the instance's name: its port.
+        models: canonical names of what is served.
         folder: its private runtime folder.
         listeners, admin_listeners: open TCP sockets; the fronts' specs pass their descriptors on. The workers' Unix
             sockets are held open by the caller.
     """
 
     name: str
-    model: str
+    models: Sequence[str]
     folder: Path
     listeners: Sequence[Listener]
     admin_listeners: Sequence[Listener]
@@ -99,6 +101,7 @@ class _Slot:
 
     spec: ChildSpec
     socket_path: Path | None = None
+    model: str = ""
     child: Child | None = None
     state: ChildState = ChildState.STARTING
     started_at_s: float = 0.0
@@ -134,7 +137,7 @@ class Supervisor:
         self._env = env
         self._config = config or SupervisorConfig()
         self._on_ready = on_ready
-        self._workers = [_Slot(worker.spec, worker.socket_path) for worker in plan.workers]
+        self._workers = [_Slot(worker.spec, worker.socket_path, worker.model) for worker in plan.workers]
         self._fronts = [_Slot(spec) for spec in plan.fronts]
         self._state = ServerState.STARTING
         self._started_at_s = clock.now_s()
@@ -186,7 +189,7 @@ class Supervisor:
             version=headrace.__version__,
             pid=os.getpid(),
             state=self._state,
-            model=self._plan.model,
+            models=list(self._plan.models),
             urls=[listener.url for listener in self._plan.listeners],
             admin_urls=[listener.url for listener in self._plan.admin_listeners],
             started_at_s=self._started_wall_s,
@@ -195,6 +198,7 @@ class Supervisor:
                 ChildStatus(
                     name=slot.spec.name,
                     role=slot.spec.role,
+                    model=slot.model,
                     state=slot.state,
                     pid=slot.child.pid if slot.child else None,
                     restarts=max(0, slot.num_starts - 1),

@@ -1,6 +1,6 @@
 """Inputs to what the worker makes of them, for every endpoint that does not generate: vectors, or scores of classes.
 
-    model look-up → readiness → tokenise → quarantine → admission → encode → results
+    readiness → tokenise → quarantine → admission → encode → results
 
 Nothing of an answer is seen before it is whole, so a request whose worker died is run once more whatever had come.
 """
@@ -102,9 +102,8 @@ def check_encoder(pipeline: Pipeline, model: str) -> Welcome:
     """Gives the identity of a model that is ready and does not generate.
 
     Raises:
-        HeadraceError: unknown, not ready, or a model that generates.
+        HeadraceError: not ready, or a model that generates.
     """
-    pipeline.check_model(model)
     identity = pipeline.check_ready()
     if not identity.vector_width:
         raise RequestError(
@@ -124,7 +123,7 @@ class Encoding:
         executor: where texts become tokens.
 
     Raises:
-        HeadraceError: the model is unknown, not ready, or generates.
+        HeadraceError: the model is not ready, or generates.
     """
 
     def __init__(self, pipeline: Pipeline, model: str, record: Record, executor: Executor) -> None:

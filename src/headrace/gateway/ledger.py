@@ -18,12 +18,18 @@ _log = get_log(__name__)
 
 @dataclass(slots=True)
 class Record:
-    """What is known of one request so far; moments are on the front's clock."""
+    """What is known of one request so far; moments are on the front's clock.
+
+    Args:
+        model: what the request calls the model.
+        canonical: the model's first name; empty until it is found.
+    """
 
     request_id: str
     endpoint: str
     received_at_s: float
     model: str = ""
+    canonical: str = ""
     is_stream: bool = False
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -52,10 +58,14 @@ class Ledger:
         now_s = self._clock.now_s()
         if record.first_token_at_s is None:
             record.first_token_at_s = now_s
-            self._recorder.observe("headrace_time_to_first_token_seconds", now_s - record.received_at_s)
+            self._recorder.observe(
+                "headrace_time_to_first_token_seconds", now_s - record.received_at_s, model=record.canonical
+            )
         elif record.last_token_at_s is not None and num_tokens:
             self._recorder.observe(
-                "headrace_inter_token_latency_seconds", (now_s - record.last_token_at_s) / num_tokens
+                "headrace_inter_token_latency_seconds",
+                (now_s - record.last_token_at_s) / num_tokens,
+                model=record.canonical,
             )
         record.last_token_at_s = now_s
 
@@ -65,22 +75,23 @@ class Ledger:
         record.outcome = outcome
         now_s = self._clock.now_s()
         recorder = self._recorder
-        recorder.count("headrace_requests_total", endpoint=record.endpoint, outcome=outcome)
-        recorder.observe("headrace_request_latency_seconds", now_s - record.received_at_s)
+        model = record.canonical
+        recorder.count("headrace_requests_total", model=model, endpoint=record.endpoint, outcome=outcome)
+        recorder.observe("headrace_request_latency_seconds", now_s - record.received_at_s, model=model)
         queue_s = prefill_s = decode_s = None
         if record.started_at_s is not None:
             queue_s = record.started_at_s - record.received_at_s
-            recorder.observe("headrace_request_queue_seconds", queue_s)
-            recorder.count("headrace_prompt_tokens_total", record.prompt_tokens)
-            recorder.count("headrace_cached_prompt_tokens_total", record.cached_tokens)
-            recorder.count("headrace_generation_tokens_total", record.output_tokens)
-            recorder.observe("headrace_prompt_tokens", record.prompt_tokens)
-            recorder.observe("headrace_generation_tokens", record.output_tokens)
+            recorder.observe("headrace_request_queue_seconds", queue_s, model=model)
+            recorder.count("headrace_prompt_tokens_total", record.prompt_tokens, model=model)
+            recorder.count("headrace_cached_prompt_tokens_total", record.cached_tokens, model=model)
+            recorder.count("headrace_generation_tokens_total", record.output_tokens, model=model)
+            recorder.observe("headrace_prompt_tokens", record.prompt_tokens, model=model)
+            recorder.observe("headrace_generation_tokens", record.output_tokens, model=model)
             if record.first_token_at_s is not None and record.last_token_at_s is not None:
                 prefill_s = max(record.first_token_at_s - record.started_at_s, 0.0)
                 decode_s = record.last_token_at_s - record.first_token_at_s
-                recorder.observe("headrace_request_prefill_seconds", prefill_s)
-                recorder.observe("headrace_request_decode_seconds", decode_s)
+                recorder.observe("headrace_request_prefill_seconds", prefill_s, model=model)
+                recorder.observe("headrace_request_decode_seconds", decode_s, model=model)
         ttft_s = None if record.first_token_at_s is None else record.first_token_at_s - record.received_at_s
         line: dict[str, object] = {
             "request_id": record.request_id,

@@ -18,7 +18,6 @@ from headrace.base.errors import (
     DeadlineError,
     EngineError,
     HeadraceError,
-    NotFoundError,
     NumericalError,
     OverloadedError,
     RequestError,
@@ -30,6 +29,7 @@ from headrace.gateway.ledger import Ledger
 from headrace.gateway.quarantine import Quarantine
 from headrace.gateway.render import Renderer, TextKit
 from headrace.protocol.frames import Failed, Welcome
+from headrace.protocol.launch import Kind
 from headrace.replica.port import Readiness, Replica
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits and time-outs of a front; see ``protocol.launch.FrontLaunch``."""
+    """Limits and time-outs of a model in a front; see ``protocol.launch.ModelLaunch``."""
 
     max_concurrent_requests: int = 512
     max_queued_requests: int = 512
@@ -55,6 +55,7 @@ class Pipeline:
 
     Args:
         served_names: names that a request may use; the first is the canonical one.
+        kind: what the model gives, by its files; known before its worker is.
         chance: seeds unseeded requests and spreads retries; injected so that tests repeat.
     """
 
@@ -70,6 +71,7 @@ class Pipeline:
         clock: Clock,
         limits: Limits,
         served_names: Sequence[str],
+        kind: Kind = Kind.GENERATE,
         chance: random.Random | None = None,
     ) -> None:
         self.replica = replica
@@ -81,12 +83,18 @@ class Pipeline:
         self.clock = clock
         self.limits = limits
         self.served_names = tuple(served_names)
+        self.kind = kind
         self.chance = chance or random.Random(secrets.randbits(128))  # noqa: S311  # sampling, not secrets
         self.ids: Iterator[str] = (f"gen-{number}" for number in itertools.count())
         self.admission = Admission(limits.max_concurrent_requests, limits.max_queued_requests, self.retry_after_s)
         self.quarantine = Quarantine(clock)
         self.is_draining = False
         self._open: set[Ticket] = set()
+
+    @property
+    def name(self) -> str:
+        """The canonical name."""
+        return self.served_names[0]
 
     @property
     def num_open(self) -> int:
@@ -142,19 +150,6 @@ class Pipeline:
         """Gives 1 to 5 s, so that clients refused together do not come back together."""
         return self.chance.uniform(1.0, 5.0)
 
-    def check_model(self, name: str) -> None:
-        """Refuses a model that is not served here.
-
-        Raises:
-            NotFoundError: ``model_not_found``.
-        """
-        if name not in self.served_names:
-            raise NotFoundError(
-                f"the model {ascii(name)[:100]} does not exist here: GET /v1/models lists what is served",
-                param="model",
-                code="model_not_found",
-            )
-
     def check_ready(self) -> Welcome:
         """Gives the replica's identity when it can take requests.
 
@@ -170,7 +165,7 @@ class Pipeline:
                 assert identity is not None
                 return identity
             case Readiness.LOADING:
-                raise self.overloaded("the model is loading: try again later", "model_loading")
+                raise self.overloaded(f"the model {self.name} is loading: try again later", "model_loading")
             case Readiness.DRAINING:
                 raise self.overloaded("the model's worker is shutting down: try again later", "draining")
             case Readiness.DISCONNECTED | Readiness.STALLED:

@@ -1,6 +1,6 @@
 """A run: one generating request from its validated form to the pieces of its answer.
 
-    model look-up → readiness → render and tokenise → grammar → context check → quarantine → admission → submit
+    readiness → render and tokenise → grammar → context check → quarantine → admission → submit
     → events → text, stop strings, log-probabilities → thoughts and calls → pieces
 
 Its places, deadlines and worker requests are its ticket's. What HTTP makes of pieces and errors is the server's.
@@ -53,12 +53,10 @@ class Run:
             HeadraceError: the request is refused; nothing was started.
         """
         pipeline, ticket = self._pipeline, self._ticket
-        options = self.request.options
-        pipeline.check_model(options.model)
         identity = pipeline.check_ready()
         if identity.vector_width:
             raise RequestError(
-                f"the model {options.model or pipeline.served_names[0]!r} makes vectors or scores and generates no "
+                f"the model {self.request.options.model or pipeline.name!r} makes vectors or scores and generates no "
                 "text: use /v1/embeddings, /v1/rerank or /v1/classify",
                 param="model",
                 code="model_not_supported",

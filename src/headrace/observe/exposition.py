@@ -7,10 +7,10 @@ source under the other name, so it cannot drift.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Final
 
-from headrace.base.catalogue import METRICS, Metric
+from headrace.base.catalogue import METRICS, MODEL, Metric
 from headrace.base.recorder import HistogramValue, Labels, Snapshot
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
@@ -33,55 +33,63 @@ ALIASES: Final[dict[str, str]] = {
 """vLLM's name → ours."""
 
 
-def expose(snapshot: Snapshot, *, model: str | None = None) -> str:
-    """Gives the text exposition of every metric of the catalogue; without labels, what never happened is 0.
+def expose(snapshot: Snapshot, *, models: Sequence[str] = ()) -> str:
+    """Gives the text exposition of every metric of the catalogue; what never happened is 0.
 
     Args:
-        model: value of the ``model_name`` label of the aliases.
+        models: canonical names; series of each model alone are there from the start. In the aliases their label is
+            ``model_name``.
     """
     lines: list[str] = []
     for metric in METRICS.values():
-        _expose(lines, metric.name, metric, snapshot, {})
-    alias_labels = {} if model is None else {"model_name": model}
+        _expose(lines, metric.name, metric, snapshot, metric.labels, models)
     for alias, name in ALIASES.items():
-        _expose(lines, alias, METRICS[name], snapshot, alias_labels)
+        metric = METRICS[name]
+        labels = tuple("model_name" if label == "model" else label for label in metric.labels)
+        _expose(lines, alias, metric, snapshot, labels, models)
     return "\n".join(lines) + "\n"
 
 
-def _expose(lines: list[str], name: str, metric: Metric, snapshot: Snapshot, extra: Mapping[str, str]) -> None:
+def _expose(
+    lines: list[str], name: str, metric: Metric, snapshot: Snapshot, labels: Labels, models: Sequence[str]
+) -> None:
     lines.append(f"# HELP {name} {metric.help}")
     lines.append(f"# TYPE {name} {metric.kind}")
+    initial = _initial(metric, models)
     if metric.kind == "histogram":
-        histograms = snapshot.histograms.get(metric.name, {})
-        if not histograms and not metric.labels:
-            histograms = {(): HistogramValue((0,) * (len(metric.buckets) + 1), 0.0)}
+        empty = HistogramValue((0,) * (len(metric.buckets) + 1), 0.0)
+        histograms = dict.fromkeys(initial, empty) | snapshot.histograms.get(metric.name, {})
         for key, histogram in sorted(histograms.items()):
-            _expose_histogram(lines, name, metric, key, histogram, extra)
+            _expose_histogram(lines, name, metric, labels, key, histogram)
         return
-    series = (snapshot.counters if metric.kind == "counter" else snapshot.gauges).get(metric.name, {})
-    if not series and not metric.labels:
-        series = {(): 0.0}
-    for key, value in sorted(series.items()):
-        lines.append(f"{name}{_labels(metric.labels, key, extra)} {_number(value)}")
+    found = (snapshot.counters if metric.kind == "counter" else snapshot.gauges).get(metric.name, {})
+    for key, value in sorted((dict.fromkeys(initial, 0.0) | found).items()):
+        lines.append(f"{name}{_labels(labels, key)} {_number(value)}")
+
+
+def _initial(metric: Metric, models: Sequence[str]) -> list[Labels]:
+    """Gives the series that are there before anything happened."""
+    if metric.labels == MODEL:
+        return [(model,) for model in models]
+    return [] if metric.labels else [()]
 
 
 def _expose_histogram(
-    lines: list[str], name: str, metric: Metric, key: Labels, value: HistogramValue, extra: Mapping[str, str]
+    lines: list[str], name: str, metric: Metric, labels: Labels, key: Labels, value: HistogramValue
 ) -> None:
     total = 0
     for bound, count in zip((*metric.buckets, math.inf), value.counts, strict=True):
         total += count
-        lines.append(f"{name}_bucket{_labels(metric.labels, key, {**extra, 'le': _number(bound)})} {total}")
-    labels = _labels(metric.labels, key, extra)
-    lines.append(f"{name}_sum{labels} {_number(value.sum)}")
-    lines.append(f"{name}_count{labels} {total}")
+        lines.append(f"{name}_bucket{_labels((*labels, 'le'), (*key, _number(bound)))} {total}")
+    shown = _labels(labels, key)
+    lines.append(f"{name}_sum{shown} {_number(value.sum)}")
+    lines.append(f"{name}_count{shown} {total}")
 
 
-def _labels(names: tuple[str, ...], values: Labels, extra: Mapping[str, str]) -> str:
-    pairs = [*zip(names, values, strict=True), *extra.items()]
-    if not pairs:
+def _labels(names: Labels, values: Labels) -> str:
+    if not names:
         return ""
-    return "{" + ",".join(f'{name}="{_escaped(value)}"' for name, value in pairs) + "}"
+    return "{" + ",".join(f'{name}="{_escaped(value)}"' for name, value in zip(names, values, strict=True)) + "}"
 
 
 def _escaped(value: str) -> str:

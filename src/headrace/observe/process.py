@@ -11,27 +11,30 @@ from headrace.protocol.frames import Status
 class WorkerMeter:
     """Turns heartbeats into metrics; a restarted worker's counters start again, ours do not go back."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recorder, model: str) -> None:
         self._recorder = recorder
+        self._model = model
         self._last: Status | None = None
 
     def note(self, status: Status | None, *, is_ready: bool) -> None:
         """Takes the present heartbeat, None while there is no link."""
-        recorder = self._recorder
-        recorder.gauge("headrace_worker_ready", float(is_ready))
+        recorder, model = self._recorder, self._model
+        recorder.gauge("headrace_worker_ready", float(is_ready), model=model)
         if status is None:
             self._last = None
-            recorder.gauge("headrace_requests_running", 0)
-            recorder.gauge("headrace_requests_waiting", 0)
+            recorder.gauge("headrace_requests_running", 0, model=model)
+            recorder.gauge("headrace_requests_waiting", 0, model=model)
             return
         used = status.total_blocks - status.free_blocks - status.evictable_blocks
-        recorder.gauge("headrace_requests_running", status.num_running)
-        recorder.gauge("headrace_requests_waiting", status.num_waiting)
-        recorder.gauge("headrace_kv_blocks", status.free_blocks, state="free")
-        recorder.gauge("headrace_kv_blocks", status.evictable_blocks, state="evictable")
-        recorder.gauge("headrace_kv_blocks", used, state="used")
-        recorder.gauge("headrace_kv_usage_ratio", used / status.total_blocks if status.total_blocks else 0.0)
-        recorder.gauge("headrace_model_load_ratio", status.progress_ratio)
+        recorder.gauge("headrace_requests_running", status.num_running, model=model)
+        recorder.gauge("headrace_requests_waiting", status.num_waiting, model=model)
+        recorder.gauge("headrace_kv_blocks", status.free_blocks, state="free", model=model)
+        recorder.gauge("headrace_kv_blocks", status.evictable_blocks, state="evictable", model=model)
+        recorder.gauge("headrace_kv_blocks", used, state="used", model=model)
+        recorder.gauge(
+            "headrace_kv_usage_ratio", used / status.total_blocks if status.total_blocks else 0.0, model=model
+        )
+        recorder.gauge("headrace_model_load_ratio", status.progress_ratio, model=model)
         last = self._last
         for name, now, before in (
             ("headrace_engine_steps_total", status.num_steps, last.num_steps if last else 0),
@@ -43,7 +46,7 @@ class WorkerMeter:
             ),
             ("headrace_prefix_cache_hits_total", status.prefix_hits_tokens, last.prefix_hits_tokens if last else 0),
         ):
-            recorder.count(name, now - before if now >= before else now)
+            recorder.count(name, now - before if now >= before else now, model=model)
         self._last = status
 
 

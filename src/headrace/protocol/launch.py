@@ -5,6 +5,8 @@ Listening sockets are opened once by the supervisor and inherited by number, so 
 
 from __future__ import annotations
 
+from enum import StrEnum
+
 import msgspec
 
 
@@ -54,38 +56,65 @@ class WorkerLaunch(msgspec.Struct, frozen=True):
     is_log_json: bool = True
 
 
-class FrontLaunch(msgspec.Struct, frozen=True):
-    """Everything a front needs to start. Limits as in api.md; see ``base.config`` for their meaning.
+class Kind(StrEnum):
+    """What a model gives.
+
+    GENERATE: text.
+    EMBED: vectors.
+    SCORE: one number for a text or a pair.
+    CLASSIFY: a number for each of several classes.
+    """
+
+    GENERATE = "generate"
+    EMBED = "embed"
+    SCORE = "score"
+    CLASSIFY = "classify"
+
+
+class ModelLaunch(msgspec.Struct, frozen=True):
+    """One model behind a front. Limits as in api.md; see ``base.config`` for their meaning.
 
     Args:
         model_path: where the tokenizer, chat template and model configuration are read from.
         served_names: names that requests may use; the first is the canonical one.
-        listen_fds: inherited, listening TCP sockets of the public API.
-        admin_fd: inherited listener for metrics and admin, or None.
         worker_socket_path: Unix socket path of the worker link.
-        index: which front of several this is, from 0.
+        kind: what it gives, by its files.
     """
 
     model_path: str
     served_names: list[str]
-    listen_fds: list[int]
     worker_socket_path: str
-    admin_fd: int | None = None
-    index: int = 0
-    is_loopback: bool = True
+    kind: Kind = Kind.GENERATE
     max_concurrent_requests: int = 512
     max_queued_requests: int = 512
-    max_body_bytes: int = 4 * 2**20
     default_completion_tokens: int = 16
     default_chat_tokens: int = 4096
     queue_timeout_s: float = 30.0
     first_token_timeout_s: float = 30.0
     request_timeout_s: float = 600.0
+    max_context_tokens: int | None = None
+
+
+class FrontLaunch(msgspec.Struct, frozen=True):
+    """Everything a front needs to start.
+
+    Args:
+        models: what it serves, at least one.
+        listen_fds: inherited, listening TCP sockets of the public API.
+        admin_fd: inherited listener for metrics and admin, or None.
+        index: which front of several this is, from 0.
+    """
+
+    models: list[ModelLaunch]
+    listen_fds: list[int]
+    admin_fd: int | None = None
+    index: int = 0
+    is_loopback: bool = True
+    max_body_bytes: int = 4 * 2**20
     header_hold_s: float = 10.0
     ping_interval_s: float = 15.0
     stalled_reader_timeout_s: float = 60.0
     drain_s: float = 30.0
     stream_drain_s: float = 120.0
-    max_context_tokens: int | None = None
     log_level: str = "info"
     is_log_json: bool = True

@@ -70,6 +70,7 @@ class LocalReplica:
         self._waiters: list[asyncio.Future[None]] = []
         self._has_heard = asyncio.Event()
         self._is_closed = False
+        self._was_ready = False
 
     @property
     def identity(self) -> Welcome | None:
@@ -103,6 +104,11 @@ class LocalReplica:
         if now_s - self._stepped_at_s > limit_s:
             return Readiness.STALLED
         return Readiness.DRAINING if status.state is WorkerState.DRAINING else Readiness.READY
+
+    @property
+    def was_ready(self) -> bool:
+        """Whether it could take requests at some time."""
+        return self._was_ready
 
     async def run(self) -> None:
         """Keeps the link up until cancelled."""
@@ -210,7 +216,8 @@ class LocalReplica:
                     self._stepped_at_s = now_s
                 self._status = frame
                 self._has_heard.set()
-                if frame.state is WorkerState.READY and self._waiters:
+                if frame.state is WorkerState.READY:
+                    self._was_ready = True
                     for waiter in self._waiters:
                         if not waiter.done():
                             waiter.set_result(None)

@@ -41,6 +41,11 @@ class Replica(Protocol):
         """Whether it can take requests now."""
         ...
 
+    @property
+    def was_ready(self) -> bool:
+        """Whether it could take requests at some time; a model that comes back loads once more."""
+        ...
+
     def generate(self, *submits: Submit) -> EventStream:
         """Starts requests whose events come in one stream.
 

@@ -6,15 +6,16 @@ import asyncio
 from abc import abstractmethod
 from collections.abc import Callable
 from concurrent.futures import Executor
-from typing import Generic, Protocol, TypeVar
+from typing import ClassVar, Generic, Protocol, TypeVar
 
 from headrace.base.errors import RequestError
 from headrace.base.ids import new_id
 from headrace.base.recorder import Recorder
 from headrace.gateway.encoding import Encoding, Reader, Tokens
-from headrace.gateway.ledger import Record
-from headrace.gateway.pipeline import Pipeline
+from headrace.gateway.ledger import Ledger, Record
+from headrace.gateway.models import Models
 from headrace.protocol.embeddings import EmbeddingRequest, embeddings_body, values_of
+from headrace.protocol.launch import Kind
 from headrace.protocol.rerank import (
     ClassifyRequest,
     ScoreRequest,
@@ -46,17 +47,21 @@ class EncodeEndpoint(Endpoint, Generic[_R]):
         max_body_bytes: the largest body; batches are larger than conversations.
     """
 
+    _kinds: ClassVar[tuple[Kind, ...]]
+    """What it can use, the best first."""
+
     def __init__(
         self,
         name: str,
         parse: Callable[[bytes], _R],
         *,
-        pipeline: Pipeline,
+        models: Models,
+        ledger: Ledger,
         recorder: Recorder,
         executor: Executor,
         max_body_bytes: int,
     ) -> None:
-        super().__init__(name, pipeline=pipeline, recorder=recorder, executor=executor)
+        super().__init__(name, models=models, ledger=ledger, recorder=recorder, executor=executor)
         self._parse = parse
         self._max_body_bytes = max_body_bytes
 
@@ -66,9 +71,9 @@ class EncodeEndpoint(Endpoint, Generic[_R]):
 
     async def _serve(self, exchange: Exchange, record: Record) -> None:
         request = await self._read(exchange, self._parse, self._max_body_bytes)
-        record.model = request.model or self._pipeline.served_names[0]
+        pipeline = self._find(record, request.model, *self._kinds)
         headers = self._note_ignored(request.unknown)
-        encoding = Encoding(self._pipeline, record.model, record, self._executor)
+        encoding = Encoding(pipeline, record.model, record, self._executor)
         try:
             await exchange.answer(200, await self._answer(request, encoding), headers)
         finally:
@@ -77,6 +82,8 @@ class EncodeEndpoint(Endpoint, Generic[_R]):
 
 class Embeddings(EncodeEndpoint[EmbeddingRequest]):
     """``POST /v1/embeddings``, and TEI's ``/embed``."""
+
+    _kinds = (Kind.EMBED,)
 
     async def _answer(self, request: EmbeddingRequest, encoding: Encoding) -> bytes:
         identity, record = encoding.identity, encoding.record
@@ -104,6 +111,8 @@ class Embeddings(EncodeEndpoint[EmbeddingRequest]):
 
 class Scores(EncodeEndpoint[ScoreRequest]):
     """Rerank and score: by a cross-encoder of one class, or by the angle between the vectors of an embedding model."""
+
+    _kinds = (Kind.SCORE, Kind.EMBED)
 
     async def _answer(self, request: ScoreRequest, encoding: Encoding) -> bytes:
         identity, record = encoding.identity, encoding.record
@@ -140,6 +149,8 @@ class Scores(EncodeEndpoint[ScoreRequest]):
 
 class Classes(EncodeEndpoint[ClassifyRequest]):
     """``POST /v1/classify``, and TEI's ``/predict``."""
+
+    _kinds = (Kind.CLASSIFY, Kind.SCORE)
 
     async def _answer(self, request: ClassifyRequest, encoding: Encoding) -> bytes:
         identity, record = encoding.identity, encoding.record

@@ -12,8 +12,10 @@ from headrace.base.errors import HeadraceError
 from headrace.base.log import get_log
 from headrace.base.recorder import Recorder
 from headrace.gateway import ledger as outcomes
-from headrace.gateway.ledger import Record
+from headrace.gateway.ledger import Ledger, Record
+from headrace.gateway.models import Models
 from headrace.gateway.pipeline import Pipeline
+from headrace.protocol.launch import Kind
 from headrace.server.exchange import BODY_IDLE_S, CLIENT_CLOSED, ClientGoneError, Exchange
 
 # Bodies up to here are parsed on the event loop: about 0.2 ms.
@@ -37,13 +39,15 @@ class Endpoint(ABC):
         self,
         name: str,
         *,
-        pipeline: Pipeline,
+        models: Models,
+        ledger: Ledger,
         recorder: Recorder,
         executor: Executor,
         prepare: Callable[[Exchange], None] = lambda _: None,
     ) -> None:
         self._name = name
-        self._pipeline = pipeline
+        self._models = models
+        self._ledger = ledger
         self._recorder = recorder
         self._executor = executor
         self._prepare = prepare
@@ -56,7 +60,7 @@ class Endpoint(ABC):
     async def __call__(self, exchange: Exchange) -> None:
         """Answers one request, and settles it exactly once."""
         self._prepare(exchange)
-        record = self._pipeline.ledger.open(exchange.request_id, self._name)
+        record = self._ledger.open(exchange.request_id, self._name)
         task = asyncio.current_task()
         assert task is not None
         exchange.on_gone(lambda: _cancel(task))
@@ -87,7 +91,19 @@ class Endpoint(ABC):
             if exchange.is_gone and outcome == outcomes.OK:
                 outcome = _why_gone(exchange)
             status = CLIENT_CLOSED if exchange.is_gone else exchange.status or 500
-            self._pipeline.ledger.settle(record, status, outcome, error)
+            self._ledger.settle(record, status, outcome, error)
+
+    def _find(self, record: Record, name: str | None, *kinds: Kind) -> Pipeline:
+        """Gives the model that a request means, and notes it.
+
+        Raises:
+            HeadraceError: as ``Models.find``.
+        """
+        record.model = name or ""
+        pipeline = self._models.find(name, *kinds)
+        record.model = name or pipeline.name
+        record.canonical = pipeline.name
+        return pipeline
 
     async def _read(
         self, exchange: Exchange, parse: Callable[[bytes], _T], max_bytes: int, idle_s: float = BODY_IDLE_S

@@ -1,4 +1,4 @@
-"""A front: one process that serves HTTP for one model's worker. ``python -m headrace.server.front --launch-fd N``.
+"""A front: one process that serves HTTP for its models' workers. ``python -m headrace.server.front --launch-fd N``.
 
 What lives here: putting the parts of a front together, its background tasks, and its end. A supervisor starts it with
 open sockets; SIGTERM drains it; when the supervisor dies it dies too.
@@ -14,7 +14,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
@@ -30,12 +30,13 @@ from headrace.base.process import die_with_parent, read_inherited
 from headrace.base.recorder import Recorder
 from headrace.gateway.deadlines import Deadlines
 from headrace.gateway.grammars import GrammarGate
-from headrace.gateway.kit import load_kit
+from headrace.gateway.kit import ModelText, load_kit
 from headrace.gateway.ledger import Ledger
+from headrace.gateway.models import Models
 from headrace.gateway.pipeline import Limits, Pipeline
 from headrace.gateway.render import Renderer, TextKit
 from headrace.observe.process import WorkerMeter
-from headrace.protocol.launch import FrontLaunch
+from headrace.protocol.launch import FrontLaunch, ModelLaunch
 from headrace.replica.local import LocalReplica
 from headrace.replica.port import Readiness
 from headrace.server.app import FrontState, admin_app, public_app
@@ -59,7 +60,7 @@ class Front:
 
     Args:
         launch: limits, names and paths; its descriptors are not read here.
-        kit: tokenizer and chat template of the model.
+        kits: tokenizer and chat template of each model in ``launch.models``.
         sockets: public listening sockets.
         admin_socket: listener for metrics and health, or None.
         header_timeout_s, body_idle_s, max_connections: limits that nobody has had to configure yet.
@@ -68,7 +69,7 @@ class Front:
     def __init__(
         self,
         launch: FrontLaunch,
-        kit: TextKit,
+        kits: Sequence[TextKit],
         sockets: list[socket.socket],
         admin_socket: socket.socket | None = None,
         *,
@@ -83,30 +84,10 @@ class Front:
         self.deadlines = Deadlines(self.clock)
         self._executor = ThreadPoolExecutor(_RENDER_THREADS, thread_name_prefix="render")
         self._grammars = GrammarGate()
-        self.replica = LocalReplica(
-            launch.worker_socket_path,
-            clock=self.clock,
-            on_lost=lambda: self.recorder.count("headrace_worker_lost_total"),
-        )
-        self.pipeline = Pipeline(
-            replica=self.replica,
-            kit=kit,
-            renderer=Renderer(kit, self._executor),
-            grammars=self._grammars,
-            deadlines=self.deadlines,
-            ledger=Ledger(self.recorder, self.clock),
-            clock=self.clock,
-            limits=Limits(
-                max_concurrent_requests=launch.max_concurrent_requests,
-                max_queued_requests=launch.max_queued_requests,
-                default_completion_tokens=launch.default_completion_tokens,
-                default_chat_tokens=launch.default_chat_tokens,
-                queue_timeout_s=launch.queue_timeout_s,
-                first_token_timeout_s=launch.first_token_timeout_s,
-                request_timeout_s=launch.request_timeout_s,
-                max_context_tokens=launch.max_context_tokens,
-            ),
-            served_names=launch.served_names,
+        ledger = Ledger(self.recorder, self.clock)
+        self._replicas: list[LocalReplica] = []
+        self.models = Models(
+            [self._make_pipeline(model, kit, ledger) for model, kit in zip(launch.models, kits, strict=True)]
         )
         connections = ConnectionLimits(
             self.clock,
@@ -115,9 +96,10 @@ class Front:
             header_timeout_s=header_timeout_s,
         )
         state = FrontState(
-            pipeline=self.pipeline,
+            models=self.models,
+            ledger=ledger,
             recorder=self.recorder,
-            meter=WorkerMeter(self.recorder),
+            meters={pipeline.name: WorkerMeter(self.recorder, pipeline.name) for pipeline in self.models},
             settings=StreamSettings(
                 max_body_bytes=launch.max_body_bytes,
                 header_hold_s=launch.header_hold_s,
@@ -136,10 +118,41 @@ class Front:
             self.admin = Listener(admin_app(admin_state), [admin_socket], ConnectionLimits(self.clock))
         self._tasks: list[asyncio.Task[None]] = []
 
+    def _make_pipeline(self, model: ModelLaunch, kit: TextKit, ledger: Ledger) -> Pipeline:
+        name = model.served_names[0]
+        replica = LocalReplica(
+            model.worker_socket_path,
+            clock=self.clock,
+            on_lost=lambda: self.recorder.count("headrace_worker_lost_total", model=name),
+        )
+        self._replicas.append(replica)
+        return Pipeline(
+            replica=replica,
+            kit=kit,
+            renderer=Renderer(kit, self._executor),
+            grammars=self._grammars,
+            deadlines=self.deadlines,
+            ledger=ledger,
+            clock=self.clock,
+            limits=Limits(
+                max_concurrent_requests=model.max_concurrent_requests,
+                max_queued_requests=model.max_queued_requests,
+                default_completion_tokens=model.default_completion_tokens,
+                default_chat_tokens=model.default_chat_tokens,
+                queue_timeout_s=model.queue_timeout_s,
+                first_token_timeout_s=model.first_token_timeout_s,
+                request_timeout_s=model.request_timeout_s,
+                max_context_tokens=model.max_context_tokens,
+            ),
+            served_names=model.served_names,
+            kind=model.kind,
+        )
+
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Serves while the context is open; leaving it drops what is left."""
-        self._spawn(self.replica.run())
+        for replica in self._replicas:
+            self._spawn(replica.run())
         self._spawn(self.deadlines.run())
         self._spawn(self._sweep())
         self._spawn(self._probe_lag())
@@ -148,9 +161,9 @@ class Front:
         # What waits in the backlog of a front that was replaced is served, not refused for a link that is being made.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_FIRST_LINK_S):
-                await self.replica.wait_linked()
+                await asyncio.gather(*(replica.wait_linked() for replica in self._replicas))
         await self.listener.start()
-        _log.info("front_started", index=self._launch.index, pid=os.getpid(), model=self._launch.served_names[0])
+        _log.info("front_started", index=self._launch.index, pid=os.getpid(), models=list(self.models.names))
         try:
             yield
         finally:
@@ -173,21 +186,21 @@ class Front:
         Returns:
             Whether anything had to be cut.
         """
-        _log.info("drain_started", open_requests=self.pipeline.num_open)
+        _log.info("drain_started", open_requests=self.models.num_open)
         launch = self._launch
         # New connections are still answered, with 503, so that routers and probes see what is happening.
-        self.pipeline.drain()
+        self.models.drain()
         self.listener.drain()
         started_at_s = self.clock.now_s()
         num_cut = 0
         has_ended_whole = False
-        while self.pipeline.num_open:
+        while self.models.num_open:
             passed_s = self.clock.now_s() - started_at_s
             if not has_ended_whole and (passed_s >= launch.drain_s or hurry.is_set()):
                 has_ended_whole = True
-                num_cut += self.pipeline.end_all(is_stream=False)
+                num_cut += self.models.end_all(is_stream=False)
             if passed_s >= launch.stream_drain_s or hurry.is_set():
-                num_cut += self.pipeline.end_all(is_stream=True)
+                num_cut += self.models.end_all(is_stream=True)
                 break
             await asyncio.sleep(0.05)
         self.listener.stop_accepting()
@@ -204,16 +217,16 @@ class Front:
         self._tasks.append(asyncio.get_running_loop().create_task(work))
 
     async def _sweep(self) -> None:
-        """Cuts stalled readers, and says once when the worker stops answering."""
-        was_stalled = False
+        """Cuts stalled readers, and says once when a worker stops answering."""
+        stalled: set[str] = set()
         while True:
             await asyncio.sleep(_SWEEP_S)
             for listener in self._listeners():
                 listener.cut_stalled()
-            is_stalled = self.replica.readiness is Readiness.STALLED
-            if is_stalled and not was_stalled:
-                _log.warning("worker_not_ready", running_requests=self.replica.num_running)
-            was_stalled = is_stalled
+            found = {pipeline.name for pipeline in self.models if pipeline.replica.readiness is Readiness.STALLED}
+            for name in sorted(found - stalled):
+                _log.warning("worker_not_ready", model=name, running_requests=self.models.named(name).num_open)
+            stalled = found
 
     async def _probe_lag(self) -> None:
         """Measures how late this loop's timers are."""
@@ -224,11 +237,11 @@ class Front:
             self.recorder.observe("headrace_event_loop_lag_seconds", max(loop.time() - due_at_s, 0.0))
 
 
-async def serve(launch: FrontLaunch, kit: TextKit) -> int:
+async def serve(launch: FrontLaunch, kits: Sequence[TextKit]) -> int:
     """Runs a front until SIGTERM or SIGINT and its drain. Returns the exit code."""
     sockets = [socket.socket(fileno=fd) for fd in launch.listen_fds]
     admin = None if launch.admin_fd is None else socket.socket(fileno=launch.admin_fd)
-    front = Front(launch, kit, sockets, admin)
+    front = Front(launch, kits, sockets, admin)
     told = asyncio.Event()
     hurry = asyncio.Event()
 
@@ -254,15 +267,19 @@ def main(arguments: list[str] | None = None) -> int:
     die_with_parent()
     launch = msgspec.json.decode(read_inherited(options.launch_fd), type=FrontLaunch)
     setup_log(launch.log_level, is_json=launch.is_log_json)
-    try:
-        kit = load_kit(Path(launch.model_path))
-    except HeadraceError as error:
-        sys.stderr.write(f"headrace front: {error.message}\n")
-        return exit_code_of(error)
-    try:
-        return uvloop.run(serve(launch, kit))
-    finally:
-        kit.close()
+    with contextlib.ExitStack() as held:
+        try:
+            kits = [_load(model, held) for model in launch.models]
+        except HeadraceError as error:
+            sys.stderr.write(f"headrace front: {error.message}\n")
+            return exit_code_of(error)
+        return uvloop.run(serve(launch, kits))
+
+
+def _load(model: ModelLaunch, held: contextlib.ExitStack) -> ModelText:
+    kit = load_kit(Path(model.model_path))
+    held.callback(kit.close)
+    return kit
 
 
 if __name__ == "__main__":

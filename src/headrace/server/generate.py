@@ -18,7 +18,8 @@ from headrace.base.errors import HeadraceError
 from headrace.base.ids import new_id
 from headrace.base.recorder import Recorder
 from headrace.gateway.deadlines import Deadline
-from headrace.gateway.ledger import Record
+from headrace.gateway.ledger import Ledger, Record
+from headrace.gateway.models import Models
 from headrace.gateway.pipeline import Pipeline
 from headrace.gateway.run import Run
 from headrace.protocol import sse
@@ -26,6 +27,7 @@ from headrace.protocol.answers import AnswerWriter, Choice, Writer
 from headrace.protocol.anthropic_answers import MessageWriter
 from headrace.protocol.anthropic_answers import error_body as anthropic_error
 from headrace.protocol.anthropic_answers import error_frame as anthropic_error_frame
+from headrace.protocol.launch import Kind
 from headrace.protocol.openai import GenerateRequest
 from headrace.server.connection import SLOW_CLIENT
 from headrace.server.endpoint import Endpoint
@@ -94,13 +96,14 @@ class GenerateEndpoint(Endpoint):
         parse: Callable[[bytes], GenerateRequest],
         make_writer: MakeWriter = openai_writer,
         *,
-        pipeline: Pipeline,
+        models: Models,
+        ledger: Ledger,
         recorder: Recorder,
         settings: StreamSettings,
         executor: Executor,
         prepare: Callable[[Exchange], None] = lambda _: None,
     ) -> None:
-        super().__init__(name, pipeline=pipeline, recorder=recorder, executor=executor, prepare=prepare)
+        super().__init__(name, models=models, ledger=ledger, recorder=recorder, executor=executor, prepare=prepare)
         self._make_writer = make_writer
         self._parse = parse
         self._settings = settings
@@ -108,36 +111,38 @@ class GenerateEndpoint(Endpoint):
     async def _serve(self, exchange: Exchange, record: Record) -> None:
         settings = self._settings
         request = await self._read(exchange, self._parse, settings.max_body_bytes, settings.body_idle_s)
+        pipeline = self._find(record, request.options.model, Kind.GENERATE)
         if not request.options.model:
-            named = dataclasses.replace(request.options, model=self._pipeline.served_names[0])
+            named = dataclasses.replace(request.options, model=pipeline.name)
             request = dataclasses.replace(request, options=named)
         options = request.options
-        record.model = options.model
         record.is_stream = options.is_stream
-        headers = self._note_ignored(options.ignored_fields + self._pipeline.renderer.ignored_values(request))
-        run = Run(self._pipeline, request, record)
+        headers = self._note_ignored(options.ignored_fields + pipeline.renderer.ignored_values(request))
+        run = Run(pipeline, request, record)
         try:
             if options.is_stream:
-                await _Stream(exchange, run, self._writer(run), self._pipeline, self._settings, headers).send()
+                await _Stream(exchange, run, self._writer(pipeline, run), pipeline, self._settings, headers).send()
             else:
-                await self._answer(exchange, run, headers)
+                await self._answer(exchange, pipeline, run, headers)
         finally:
             run.close()
 
-    async def _answer(self, exchange: Exchange, run: Run, headers: list[tuple[bytes, bytes]]) -> None:
+    async def _answer(
+        self, exchange: Exchange, pipeline: Pipeline, run: Run, headers: list[tuple[bytes, bytes]]
+    ) -> None:
         await run.open()
         choices = [Choice(index) for index in range(run.num_choices)]
         while pieces := await run.take():
             for piece in pieces:
                 choices[piece.index].add(piece)
         has_logprobs = run.request.options.num_logprobs is not None
-        body = self._writer(run).whole(run.chosen(choices), run.usage, has_logprobs=has_logprobs)
+        body = self._writer(pipeline, run).whole(run.chosen(choices), run.usage, has_logprobs=has_logprobs)
         await exchange.answer(200, body, headers)
 
-    def _writer(self, run: Run) -> Writer:
-        identity = self._pipeline.replica.identity
+    def _writer(self, pipeline: Pipeline, run: Run) -> Writer:
+        identity = pipeline.replica.identity
         fingerprint = "hr-" + (identity.model_digest[:16] if identity is not None else "none")
-        return self._make_writer(run.request, run, int(self._pipeline.clock.wall_s()), fingerprint)
+        return self._make_writer(run.request, run, int(pipeline.clock.wall_s()), fingerprint)
 
 
 class _Stream:

@@ -9,9 +9,12 @@ from typing import Final, Protocol
 import msgspec
 
 from headrace.base.errors import HeadraceError, RequestError
+from headrace.gateway.models import Models
 from headrace.gateway.pipeline import Pipeline
 from headrace.protocol.anthropic import parse_count
 from headrace.protocol.fields import Fields
+from headrace.protocol.frames import Welcome
+from headrace.protocol.launch import Kind
 from headrace.protocol.openai import MAX_TOKEN_ID, ChatRequest, chat_from_values
 from headrace.protocol.strict_json import decode_object
 from headrace.server.exchange import Exchange
@@ -57,13 +60,14 @@ class JsonEndpoint:
 class TokenPages:
     """What the endpoints answer."""
 
-    def __init__(self, pipeline: Pipeline) -> None:
-        self._pipeline = pipeline
+    def __init__(self, models: Models) -> None:
+        self._models = models
 
     async def tokenize(self, body: bytes) -> object:
         """``POST /tokenize``: a prompt's or a conversation's token ids (vLLM's form; llama.cpp's ``content`` too)."""
         fields = Fields(decode_object(body))
-        context_tokens = self._check_model(fields)
+        pipeline, identity = self._find(fields)
+        context_tokens = pipeline.context_tokens(identity)
         has_texts = fields.flag("return_token_strs")
         has_pieces = fields.flag("with_pieces")
         prompt = fields.text("prompt", _MAX_TEXT)
@@ -71,14 +75,14 @@ class TokenPages:
             prompt = fields.text("content", _MAX_TEXT)
         if prompt is not None:
             add_special = fields.flag("add_special_tokens", default=fields.flag("add_special", default=True))
-            ids = await self._pipeline.renderer.encode(
+            ids = await pipeline.renderer.encode(
                 prompt, add_special=add_special, limit_tokens=_TEXT_RATIO * context_tokens
             )
         elif fields.take("messages") is not None:
-            ids = await self._render(chat_from_values(decode_object(body)), context_tokens)
+            ids = await _render(pipeline, chat_from_values(decode_object(body)), context_tokens)
         else:
             raise RequestError("prompt or messages is required", param="prompt", code="missing_required")
-        tokenizer = self._pipeline.kit.tokenizer
+        tokenizer = pipeline.kit.tokenizer
         if has_pieces:  # llama.cpp's form
             pieces = [{"id": index, "piece": _piece(tokenizer.token_bytes(index))} for index in ids]
             return {"count": len(ids), "max_model_len": context_tokens, "tokens": pieces}
@@ -88,36 +92,34 @@ class TokenPages:
     async def detokenize(self, body: bytes) -> object:
         """``POST /detokenize``: the text of token ids, special tokens written out."""
         fields = Fields(decode_object(body))
-        self._check_model(fields)
+        pipeline, identity = self._find(fields)
         items = fields.items("tokens", _MAX_IDS)
         if items is None:
             raise fields.missing("tokens")
         ids = [item for item in items if type(item) is int and 0 <= item <= MAX_TOKEN_ID]
-        identity = self._pipeline.check_ready()
         if len(ids) != len(items) or any(token >= identity.vocab_size for token in ids):
             raise RequestError(
                 f"tokens must hold token ids of this model, from 0 to {identity.vocab_size - 1}", param="tokens"
             )
-        stream = self._pipeline.kit.text_stream(is_text_start=True, skip_special=False)
+        stream = pipeline.kit.text_stream(is_text_start=True, skip_special=False)
         text = stream.push(ids) + stream.flush()
         return {"prompt": text, "content": text}
 
     async def count_message(self, body: bytes) -> object:
         """``POST /v1/messages/count_tokens``."""
         request = parse_count(body)
-        if request.options.model:
-            self._pipeline.check_model(request.options.model)
-        identity = self._pipeline.check_ready()
-        return {"input_tokens": len(await self._render(request, self._pipeline.context_tokens(identity)))}
+        pipeline = self._models.find(request.options.model, Kind.GENERATE)
+        context_tokens = pipeline.context_tokens(pipeline.check_ready())
+        return {"input_tokens": len(await _render(pipeline, request, context_tokens))}
 
-    def info(self) -> dict[str, object]:
-        """Gives what ``GET /tokenizer_info`` answers."""
-        pipeline = self._pipeline
+    def info(self, name: str | None) -> dict[str, object]:
+        """Gives what ``GET /tokenizer_info`` answers about the named model, or the only one."""
+        pipeline = self._models.find(name)
         identity = pipeline.check_ready()
         kit = pipeline.kit
         marks = kit.dialect.marks
         return {
-            "model": pipeline.served_names[0],
+            "model": pipeline.name,
             "vocab_size": identity.vocab_size,
             "max_model_len": pipeline.context_tokens(identity),
             "special_tokens": kit.special_tokens,
@@ -127,17 +129,16 @@ class TokenPages:
             "reasoning_marks": None if marks is None else [marks.opening, marks.closing],
         }
 
-    def _check_model(self, fields: Fields) -> int:
-        model = fields.text("model", 256)
-        if model is not None:
-            self._pipeline.check_model(model)
-        return self._pipeline.context_tokens(self._pipeline.check_ready())
+    def _find(self, fields: Fields) -> tuple[Pipeline, Welcome]:
+        pipeline = self._models.find(fields.text("model", 256))
+        return pipeline, pipeline.check_ready()
 
-    async def _render(self, request: ChatRequest, context_tokens: int) -> list[int]:
-        options = dataclasses.replace(request.options, truncate_prompt_tokens=None)
-        request = dataclasses.replace(request, options=options)
-        (prompt,) = await self._pipeline.renderer.render(request, _TEXT_RATIO * context_tokens)
-        return prompt.ids
+
+async def _render(pipeline: Pipeline, request: ChatRequest, context_tokens: int) -> list[int]:
+    options = dataclasses.replace(request.options, truncate_prompt_tokens=None)
+    request = dataclasses.replace(request, options=options)
+    (prompt,) = await pipeline.renderer.render(request, _TEXT_RATIO * context_tokens)
+    return prompt.ids
 
 
 def _piece(raw: bytes) -> str | list[int]:

@@ -7,25 +7,27 @@ from headrace.base.recorder import Recorder
 def test_counter_adds_up_by_label_values() -> None:
     recorder = Recorder()
 
-    recorder.count("headrace_requests_total", endpoint="chat", outcome="ok")
-    recorder.count("headrace_requests_total", 2, outcome="ok", endpoint="chat")
-    recorder.count("headrace_requests_total", endpoint="chat", outcome="aborted")
+    recorder.count("headrace_requests_total", model="m", endpoint="chat", outcome="ok")
+    recorder.count("headrace_requests_total", 2, model="m", outcome="ok", endpoint="chat")
+    recorder.count("headrace_requests_total", model="m", endpoint="chat", outcome="aborted")
 
-    assert recorder.snapshot().counters == {"headrace_requests_total": {("chat", "ok"): 3, ("chat", "aborted"): 1}}
+    assert recorder.snapshot().counters == {
+        "headrace_requests_total": {("m", "chat", "ok"): 3, ("m", "chat", "aborted"): 1}
+    }
 
 
 def test_gauge_keeps_the_last_value() -> None:
     recorder = Recorder()
 
-    recorder.gauge("headrace_requests_running", 3)
-    recorder.gauge("headrace_requests_running", 1)
+    recorder.gauge("headrace_connections_open", 3)
+    recorder.gauge("headrace_connections_open", 1)
 
-    assert recorder.snapshot().gauges == {"headrace_requests_running": {(): 1.0}}
+    assert recorder.snapshot().gauges == {"headrace_connections_open": {(): 1.0}}
 
 
 def test_histogram_puts_a_bound_into_its_own_bucket_and_the_rest_into_the_last() -> None:
     recorder = Recorder()
-    name = "headrace_time_to_first_token_seconds"
+    name = "headrace_event_loop_lag_seconds"
     bound = METRICS[name].buckets[3]
 
     recorder.observe(name, bound)
@@ -39,21 +41,21 @@ def test_histogram_puts_a_bound_into_its_own_bucket_and_the_rest_into_the_last()
 
 def test_snapshot_does_not_change_later() -> None:
     recorder = Recorder()
-    recorder.count("headrace_engine_steps_total")
+    recorder.count("headrace_engine_steps_total", model="m")
 
     before = recorder.snapshot()
-    recorder.count("headrace_engine_steps_total")
+    recorder.count("headrace_engine_steps_total", model="m")
 
-    assert before.counters["headrace_engine_steps_total"] == {(): 1.0}
+    assert before.counters["headrace_engine_steps_total"] == {("m",): 1.0}
 
 
 @pytest.mark.parametrize(
     "wrong",
     [
         pytest.param(lambda r: r.count("headrace_nonsense_total"), id="unknown name"),
-        pytest.param(lambda r: r.count("headrace_requests_running"), id="wrong kind"),
+        pytest.param(lambda r: r.count("headrace_connections_open"), id="wrong kind"),
         pytest.param(lambda r: r.count("headrace_requests_total", endpoint="a"), id="missing label"),
-        pytest.param(lambda r: r.count("headrace_engine_steps_total", -1), id="going back"),
+        pytest.param(lambda r: r.count("headrace_engine_steps_total", -1, model="m"), id="going back"),
     ],
 )
 def test_misuse_is_our_own_bug(wrong: object) -> None:

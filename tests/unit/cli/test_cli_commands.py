@@ -10,9 +10,9 @@ import typer
 from typer.testing import CliRunner
 
 from headrace.base.exits import Exit
+from headrace.cli.deployment import names_of
 from headrace.cli.main import app
 from headrace.cli.models import find_model
-from headrace.cli.serve import names_of
 from headrace.engine.packed_file import Header, write_packed
 from headrace.engine.weights import PackedWeight
 from headrace.program.opcodes import Layout

@@ -4,7 +4,8 @@ import pytest
 
 from headrace.base.config import Config, load_config
 from headrace.base.errors import ConfigError
-from headrace.fleet.launch import ModelFacts, front_launch, resolve, worker_launch
+from headrace.fleet.launch import ModelFacts, front_launch, model_launch, resolve, worker_launch
+from headrace.protocol.launch import Kind
 
 FULL = ModelFacts("decoder-only", 8192, None)
 WINDOWED = ModelFacts("decoder-only", 8192, 4096)
@@ -123,17 +124,16 @@ def test_more_threads_than_cores_are_warned_about() -> None:
 def test_every_setting_of_server_and_limits_reaches_the_front() -> None:
     config = settings(server__queue_timeout_s=1.5, limits__max_body_bytes=99, server__max_queued_requests=0)
 
-    launch = front_launch(
+    model = model_launch(
         config,
         resolve(config, FULL, num_cpus=1),
         model_path=Path("/m"),
         served_names=["a", "b"],
-        listen_fds=[4],
-        admin_fd=None,
+        kind=Kind.EMBED,
         worker_socket_path=Path("/s"),
-        is_loopback=True,
-        index=1,
     )
+    launch = front_launch(config, [model], listen_fds=[4], admin_fd=None, is_loopback=True, index=1)
 
-    assert (launch.queue_timeout_s, launch.max_body_bytes, launch.max_queued_requests) == (1.5, 99, 0)
-    assert (launch.served_names, launch.listen_fds, launch.index) == (["a", "b"], [4], 1)
+    assert (model.queue_timeout_s, launch.max_body_bytes, model.max_queued_requests) == (1.5, 99, 0)
+    assert (launch.models, launch.listen_fds, launch.index) == ([model], [4], 1)
+    assert (model.served_names, model.kind, model.worker_socket_path) == (["a", "b"], "embed", "/s")

@@ -30,30 +30,31 @@ def test_every_metric_of_the_catalogue_has_help_and_type() -> None:
 
 def test_values_come_through_with_their_labels() -> None:
     recorder = Recorder()
-    recorder.count("headrace_requests_total", endpoint="chat", outcome='a"b\\c\nd')
-    recorder.gauge("headrace_requests_running", 3)
+    recorder.count("headrace_requests_total", model="m", endpoint="chat", outcome='a"b\\c\nd')
+    recorder.gauge("headrace_requests_running", 3, model="m")
 
-    read = samples(expose(recorder.snapshot(), model="m"))
+    read = samples(expose(recorder.snapshot(), models=["m", "n"]))
 
-    assert read["headrace_requests_total", (("endpoint", "chat"), ("outcome", 'a"b\\c\nd'))] == 1
-    assert read["headrace_requests_running", ()] == 3
-    assert read["vllm:num_requests_running", (("model_name", "m"),)] == 3
+    labels = (("endpoint", "chat"), ("model", "m"), ("outcome", 'a"b\\c\nd'))
+    assert read["headrace_requests_total", labels] == 1
+    assert [read["headrace_requests_running", (("model", name),)] for name in "mn"] == [3, 0]
+    assert [read["vllm:num_requests_running", (("model_name", name),)] for name in "mn"] == [3, 0]
 
 
 def test_histogram_buckets_add_up() -> None:
     recorder = Recorder()
     for value in (0.0005, 0.02, 0.02, 9999.0):
-        recorder.observe("headrace_time_to_first_token_seconds", value)
+        recorder.observe("headrace_time_to_first_token_seconds", value, model="m")
 
     read = samples(expose(recorder.snapshot()))
 
     name = "headrace_time_to_first_token_seconds"
-    assert read[f"{name}_bucket", (("le", "0.001"),)] == 1
-    assert read[f"{name}_bucket", (("le", "0.025"),)] == 3
-    assert read[f"{name}_bucket", (("le", "600"),)] == 3
-    assert read[f"{name}_bucket", (("le", "+Inf"),)] == 4
-    assert read[f"{name}_count", ()] == 4
-    assert read["vllm:time_to_first_token_seconds_count", ()] == 4
+    assert read[f"{name}_bucket", (("le", "0.001"), ("model", "m"))] == 1
+    assert read[f"{name}_bucket", (("le", "0.025"), ("model", "m"))] == 3
+    assert read[f"{name}_bucket", (("le", "600"), ("model", "m"))] == 3
+    assert read[f"{name}_bucket", (("le", "+Inf"), ("model", "m"))] == 4
+    assert read[f"{name}_count", (("model", "m"),)] == 4
+    assert read["vllm:time_to_first_token_seconds_count", (("model_name", "m"),)] == 4
 
 
 def status(num_steps: int, **values: int) -> Status:
@@ -63,7 +64,7 @@ def status(num_steps: int, **values: int) -> Status:
 
 def test_a_restarted_worker_does_not_turn_counters_back() -> None:
     recorder = Recorder()
-    meter = WorkerMeter(recorder)
+    meter = WorkerMeter(recorder, "m")
 
     meter.note(status(100), is_ready=True)
     meter.note(status(150), is_ready=True)
@@ -71,6 +72,6 @@ def test_a_restarted_worker_does_not_turn_counters_back() -> None:
     meter.note(status(30), is_ready=True)
 
     read = samples(expose(recorder.snapshot()))
-    assert read["headrace_engine_steps_total", ()] == 180
-    assert read["headrace_kv_blocks", (("state", "used"),)] == 3
-    assert read["headrace_kv_usage_ratio", ()] == 0.3
+    assert read["headrace_engine_steps_total", (("model", "m"),)] == 180
+    assert read["headrace_kv_blocks", (("model", "m"), ("state", "used"))] == 3
+    assert read["headrace_kv_usage_ratio", (("model", "m"),)] == 0.3
