@@ -246,6 +246,14 @@ NB_MODULE(_native, m) {
     nb::gil_scoped_release release;
     return probe_bandwidth(size_bytes, threads, seconds);
   });
+  m.def("probe_peak", [](const std::string& isa, int32_t kind, int32_t threads, double seconds) {
+    check_threads(threads);
+    if (kind < 0 || kind > 2) throw std::invalid_argument("kind must lie in 0 to 2");
+    const KernelTable* kernels = find_kernels(isa);
+    if (kernels == nullptr) throw std::invalid_argument("this machine or build has no kernels named " + isa);
+    nb::gil_scoped_release release;
+    return probe_peak(*kernels, static_cast<Arithmetic>(kind), threads, seconds);
+  });
   m.def("probe_barrier", [](int32_t threads) {
     check_threads(threads);
     nb::gil_scoped_release release;

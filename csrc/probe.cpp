@@ -1,6 +1,7 @@
 #include "probe.h"
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 
 #include "core/memory.h"
@@ -128,6 +129,31 @@ double probe_bandwidth(int64_t size_bytes, int32_t threads, double seconds) {
     const auto pass = SteadyClock::now();
     pool.run(task, &job);
     best = std::max(best, static_cast<double>(memory.size_bytes()) / seconds_since(pass));
+  } while (seconds_since(start) < seconds);
+  return best;
+}
+
+double probe_peak(const KernelTable& kernels, Arithmetic kind, int32_t threads, double seconds) {
+  struct Job {
+    const KernelTable& kernels;
+    Arithmetic kind;
+    std::atomic<int64_t> operations = 0;
+  } job{kernels, kind};
+  // A pass of about a millisecond: long beside a barrier, short enough that one of them is undisturbed.
+  constexpr int64_t kRounds = 200'000;
+  Pool pool(threads);
+  double best = 0.0;
+  const auto start = SteadyClock::now();
+  do {
+    job.operations = 0;
+    const auto pass = SteadyClock::now();
+    pool.run(
+        [](void* context, int32_t) {
+          auto& j = *static_cast<Job*>(context);
+          j.operations += j.kernels.burn(j.kind, kRounds);
+        },
+        &job);
+    best = std::max(best, static_cast<double>(job.operations) / seconds_since(pass));
   } while (seconds_since(start) < seconds);
   return best;
 }

@@ -20,6 +20,9 @@ const KernelTable* find_kernels(const std::string& isa);
 
 // Bytes per second that `threads` threads read together from a buffer of `size_bytes`, over about `seconds`.
 double probe_bandwidth(int64_t size_bytes, int32_t threads, double seconds);
+// Operations per second, multiply and add as two, that `threads` threads reach together in registers: the best pass
+// within about `seconds`. An instruction set without instructions of that kind computes it in fp32.
+double probe_peak(const KernelTable& kernels, Arithmetic kind, int32_t threads, double seconds);
 // Seconds that one barrier of `threads` threads takes, median of batches.
 double probe_barrier(int32_t threads);
 

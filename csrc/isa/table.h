@@ -2,6 +2,7 @@
 #pragma once
 
 #include "core/kernels.h"
+#include "isa/peak.h"
 #include "ops/attention.h"
 #include "ops/embed.h"
 #include "ops/head.h"
@@ -33,6 +34,7 @@ constexpr KernelTable make_table() {
   put(Opcode::kRotate, op_rotate<Isa>);
   put(Opcode::kGate, op_gate<Isa>);
   put(Opcode::kPick, op_pick<Isa>);
+  table.burn = burn<Isa>;
   return table;
 }
 

@@ -22,7 +22,7 @@ from headrace.engine.encode_bench import SHAPES, time_encoding
 from headrace.engine.executor import Executor, Float32s, Int32s, StepVm
 from headrace.engine.loader import Inspection, inspect, load, make_executor
 from headrace.engine.scheduler import Scheduler
-from headrace.program.cost import Work, step_cost
+from headrace.program.cost import Arithmetic, Work, arithmetic_of, limit_s, step_cost
 from headrace.protocol.frames import Failed, Sampling, Step, Submit, encode_frame
 from headrace.protocol.launch import WorkerLaunch
 
@@ -48,6 +48,8 @@ class Measure:
         bytes_moved: what a step must move.
         bandwidth_ratio: bytes moved ÷ median step ÷ bandwidth, the probe's mean of before and after.
         operations_per_s: multiply and add counted as two.
+        limit_s: the least that the machine needs for a step or run, by ``program.cost.limit_s``.
+        limit_ratio: share of that limit that the median reaches.
     """
 
     name: str
@@ -59,11 +61,18 @@ class Measure:
     bytes_moved: int
     bandwidth_ratio: float
     operations_per_s: float
+    limit_s: float
+    limit_ratio: float
 
 
 @dataclass(frozen=True, slots=True)
 class BenchReport:
-    """Everything that a speed needs beside it to mean something."""
+    """Everything that a speed needs beside it to mean something.
+
+    Args:
+        bandwidth_before, bandwidth_after: bytes per second, probed on a buffer as large as the weights.
+        arithmetic: what most weights are multiplied in; ``peak_before``, ``peak_after``: its operations per second.
+    """
 
     model: str
     model_digest: str
@@ -77,6 +86,9 @@ class BenchReport:
     load_s: float
     bandwidth_before: float
     bandwidth_after: float
+    arithmetic: str
+    peak_before: float
+    peak_after: float
     measures: tuple[Measure, ...]
 
 
@@ -103,7 +115,14 @@ def run_bench(
     started_at_s = clock.now_s()
     loaded = load(inspection, clock, lambda stage, ratio: progress(stage))
     load_s = clock.now_s() - started_at_s
-    bandwidth_before = probe(inspection)
+    arithmetic = _main_arithmetic(inspection)
+
+    def peak_now() -> float:
+        from headrace.kernels.vm import probe_peak
+
+        return probe_peak(loaded.isa, arithmetic, launch.threads)
+
+    bandwidth_before, peak_before = probe(inspection), peak_now()
     runs: list[_Run] = []
     if inspection.encode_config is not None:
         for num_texts, length in SHAPES:
@@ -122,8 +141,8 @@ def run_bench(
             if length < inspection.pool.context_tokens:
                 progress(f"prefill {length}")
                 runs.append(bench.prefill(length))
-    bandwidth_after = probe(inspection)
-    bandwidth = (bandwidth_before + bandwidth_after) / 2
+    bandwidth_after, peak_after = probe(inspection), peak_now()
+    bandwidth, peak = (bandwidth_before + bandwidth_after) / 2, (peak_before + peak_after) / 2
     return BenchReport(
         model=launch.served_name,
         model_digest=inspection.files.digest,
@@ -137,7 +156,10 @@ def run_bench(
         load_s=load_s,
         bandwidth_before=bandwidth_before,
         bandwidth_after=bandwidth_after,
-        measures=tuple(run.measure(bandwidth) for run in runs),
+        arithmetic=arithmetic.name.lower(),
+        peak_before=peak_before,
+        peak_after=peak_after,
+        measures=tuple(run.measure(bandwidth, peak) for run in runs),
     )
 
 
@@ -151,7 +173,7 @@ def probe(inspection: Inspection) -> float:
 
 def report_table(report: BenchReport) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Returns columns and rows for a table of the measures."""
-    columns = ("measure", "tok/s", "step ms", "10–90 %", "Python µs", "MB moved", "of bandwidth", "GFLOP/s")
+    columns = ("measure", "tok/s", "step ms", "10–90 %", "Python µs", "MB moved", "of bandwidth", "GFLOP/s", "of limit")
     rows: list[tuple[str, ...]] = [
         (
             row.name,
@@ -162,6 +184,7 @@ def report_table(report: BenchReport) -> tuple[tuple[str, ...], list[tuple[str, 
             f"{row.bytes_moved / 1e6:,.1f}",
             f"{row.bandwidth_ratio:.0%}",
             f"{row.operations_per_s / 1e9:,.1f}",
+            f"{row.limit_ratio:.0%}",
         )
         for row in report.measures
     ]
@@ -175,7 +198,8 @@ def report_head(report: BenchReport) -> str:
         f"{report.model} ({report.model_digest[:12]}), {report.weight_bytes / 1e6:.1f} MB of weights ({layouts}), "
         f"dtype {report.dtype}, quantization {report.quantization}\n"
         f"isa {report.isa}, {report.threads} threads, loaded in {report.load_s:.2f} s; memory bandwidth "
-        f"{report.bandwidth_before / 1e9:.1f} GB/s before, {report.bandwidth_after / 1e9:.1f} GB/s after"
+        f"{report.bandwidth_before / 1e9:.1f} GB/s before, {report.bandwidth_after / 1e9:.1f} GB/s after; "
+        f"{report.arithmetic} peak {report.peak_before / 1e9:,.0f} Gop/s before, {report.peak_after / 1e9:,.0f} after"
     )
 
 
@@ -190,8 +214,9 @@ class _Run:
     bytes_moved: int
     operations: int
 
-    def measure(self, bandwidth: float) -> Measure:
+    def measure(self, bandwidth: float, peak: float) -> Measure:
         step_s = median(self.times_s)
+        least_s = limit_s(self.bytes_moved, self.operations, bandwidth=bandwidth, peak=peak)
         tenths = quantiles(self.times_s, n=10, method="inclusive")
         return Measure(
             name=self.name,
@@ -203,6 +228,8 @@ class _Run:
             bytes_moved=self.bytes_moved,
             bandwidth_ratio=self.bytes_moved / step_s / bandwidth,
             operations_per_s=self.operations / step_s,
+            limit_s=least_s,
+            limit_ratio=least_s / step_s,
         )
 
 
@@ -338,3 +365,13 @@ def count_layouts(inspection: Inspection) -> dict[str, int]:
             name = inspection.layouts[spec.index].name
             counts[name] = counts.get(name, 0) + 1
     return counts
+
+
+def _main_arithmetic(inspection: Inspection) -> Arithmetic:
+    """Returns what the matrices that hold most values are multiplied in."""
+    values: dict[Arithmetic, int] = {}
+    for spec in inspection.program.weights:
+        if spec.kind == "matrix":
+            kind = arithmetic_of(inspection.layouts[spec.index])
+            values[kind] = values.get(kind, 0) + spec.n * spec.k
+    return max(values, key=values.__getitem__)

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.base.errors import MachineError, ModelFormatError
+from headrace.program.cost import Arithmetic
 from headrace.program.opcodes import KvType, Layout, Opcode
 from headrace.program.records import OUTPUT_DTYPE, RESULT_DTYPE, PackedLike
 
@@ -189,6 +190,14 @@ def unpack(layout: Layout, data: NDArray[np.uint8], n: int, k: int) -> NDArray[n
 def probe_bandwidth(num_bytes: int, threads: int, seconds: float = 0.2) -> float:
     """Bytes per second that ``threads`` read together from ``num_bytes`` of memory, best pass within ``seconds``."""
     return _native.probe_bandwidth(num_bytes, threads, seconds)
+
+
+def probe_peak(isa: str, arithmetic: Arithmetic, threads: int, seconds: float = 0.05) -> float:
+    """Operations per second, multiply and add as two, that ``threads`` reach together in registers: the best pass.
+
+    An instruction set without instructions of that kind computes it in fp32, and so is its peak.
+    """
+    return _native.probe_peak(_known_isa(isa), arithmetic, threads, seconds)
 
 
 def probe_barrier(threads: int) -> float:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 
 from headrace.program.ir import NONE, Instruction, Program, WeightSpec
 from headrace.program.opcodes import GROUP, LANES, Domain, Epilogue, KvType, Layout, Opcode, Pooling
@@ -73,6 +74,35 @@ class Cost:
             self.activation_bytes + other.activation_bytes,
             self.operations + other.operations,
         )
+
+
+class Arithmetic(IntEnum):
+    """What the products of a matrix are computed in; the numbers are those of ``csrc/core/kernels.h``."""
+
+    INT8 = 0
+    BF16 = 1
+    FP32 = 2
+
+
+def arithmetic_of(layout: Layout) -> Arithmetic:
+    """Returns what products with weights of that layout are computed in, on the fastest instruction set."""
+    match layout:
+        case Layout.Q8 | Layout.Q4 | Layout.Q4M:
+            return Arithmetic.INT8
+        case Layout.BF16:
+            return Arithmetic.BF16
+        case Layout.F16 | Layout.F32 | Layout.VECTOR_F32 | Layout.ROPE_F32:
+            return Arithmetic.FP32
+
+
+def limit_s(bytes_moved: float, operations: float, *, bandwidth: float, peak: float) -> float:
+    """Returns the least seconds that a machine needs: the one formula behind every "share of the limit" (DESIGN §8).
+
+    Args:
+        bandwidth: bytes per second, probed on a buffer as large as what is moved.
+        peak: operations per second, probed in registers.
+    """
+    return max(bytes_moved / bandwidth, operations / peak)
 
 
 def instruction_cost(

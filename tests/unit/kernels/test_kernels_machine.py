@@ -6,6 +6,7 @@ import pytest
 
 from headrace.base.errors import MachineError
 from headrace.kernels import vm
+from headrace.program.cost import Arithmetic
 from headrace.program.opcodes import Opcode
 
 
@@ -46,6 +47,8 @@ def test_an_unavailable_choice_is_an_error_that_names_the_others(monkeypatch: py
 def test_probes_return_plausible_figures() -> None:
     bandwidth = vm.probe_bandwidth(1 << 22, 2, 0.01)
     barrier = vm.probe_barrier(2)
+    peaks = [vm.probe_peak(isa, kind, 1, 0.002) for isa in vm.available_isas() for kind in Arithmetic]
 
     assert 1e8 < bandwidth < 1e13
     assert 1e-9 < barrier < 1.0
+    assert all(1e8 < peak < 1e13 for peak in peaks)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.program import sampling
-from headrace.program.cost import Work, instruction_cost, layout_bytes, step_cost
+from headrace.program.cost import Work, instruction_cost, layout_bytes, limit_s, step_cost
 from headrace.program.lanes import (
     bf16_bits,
     bf16_values,
@@ -384,3 +384,8 @@ def test_cost_of_attention_stops_at_the_window() -> None:
     long = instruction_cost(program, item, {}, KvType.F32, Work(1, 1, [500]))
 
     assert short == long
+
+
+def test_the_limit_is_whichever_takes_longer_of_moving_and_computing() -> None:
+    assert limit_s(100e6, 1e9, bandwidth=50e9, peak=1e12) == 2e-3
+    assert limit_s(100e6, 10e9, bandwidth=50e9, peak=1e12) == 10e-3
