@@ -21,8 +21,9 @@ from harness.processes import CellError
 from harness.results import Quality, Results
 from harness.rounds import say
 from headrace.engine.quality import Distributions, Subject, compare
-from headrace.engine.quality_bench import shipped_text, text_windows
+from headrace.engine.quality_bench import text_windows
 from headrace.registry.model import open_model
+from headrace.text.prose import shipped_text
 from headrace.text.tokenizer import Tokenizer
 
 WINDOW_TOKENS, POSITIONS = 256, 1016

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 
-from harness.cells import CELLS, PARAMETERS, Cell, Kind
+from harness.cells import CELLS, PARAMETERS, Cell, Kind, shrunk
 from harness.contender import Contender
 from harness.engines import OUR_ENCODER_FORMATS, OURS, Setting, contenders
 from harness.limits import Costs, Machine, probe_peaks
@@ -37,7 +37,7 @@ class Plan:
 
     Args:
         names: parts of "engine format" that are wanted; none means all. Ours always runs.
-        cells: names of cells; none means all of the model.
+        cells: names of cells; none means all of the model. Their tokens are divided by ``divisor``.
         minutes: of the session; None means that the rounds decide.
     """
 
@@ -46,6 +46,7 @@ class Plan:
     cells: Sequence[str]
     rounds: int
     minutes: float | None
+    divisor: int = 1
 
 
 class Session:
@@ -69,7 +70,8 @@ class Session:
             say(f"left out: {line}")
         wanted = [each for each in found if self._is_wanted(each)]
         started = [each for each in wanted if self._start(model, each)]
-        cells = [cell for cell in CELLS[model] if not self._plan.cells or cell.name in self._plan.cells]
+        named = [cell for cell in CELLS[model] if not self._plan.cells or cell.name in self._plan.cells]
+        cells = [shrunk(cell, self._plan.divisor) for cell in named]
         try:
             self._note_limits(model, cells)
             for number in range(self._plan.rounds):
