@@ -198,7 +198,7 @@ async def test_bundled_tokens_are_fewer_chunks_but_as_many_tokens(tmp_path: Path
 
 
 async def test_a_time_limit_stops_sending_but_waits_for_answers(tmp_path: Path) -> None:
-    found = await measure(tmp_path, {"ttft_ms": 5}, concurrency=24, duration_s=0.5)
+    found = await measure(tmp_path, {"ttft_ms": 60}, concurrency=24, duration_s=0.5)
 
     assert max(one.scheduled_s for one in found.exchanges) < 0.5
     assert max(one.ended_s for one in found.exchanges) > 0.5

@@ -1,6 +1,6 @@
 """Connections to the server under test: HTTP/1.1 on httptools, kept alive, the time read first of all.
 
-``data_received`` only notes bytes and time. They are parsed when every socket that was ready has been read, so a
+Reading a socket only notes bytes and time. They are parsed when every socket that was ready has been read, so a
 chunk's time does not hold the parsing of those before it.
 """
 
@@ -22,6 +22,7 @@ from headrace.bench.flight import Flight
 
 _TLS_PORT: Final = 443
 _PLAIN_PORT: Final = 80
+_BUFFER_BYTES: Final = 256 * 2**10
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +81,8 @@ class Pool:
         self._loop = asyncio.get_running_loop()
         self._inbox: list[tuple[_Connection, bytes, float]] = []
         self._flights: dict[Flight, _Connection | None] = {}
+        # The loop's own way would allocate 256 KiB for every chunk of a stream.
+        self.buffer = memoryview(bytearray(_BUFFER_BYTES))
 
     @property
     def num_flights(self) -> int:
@@ -131,11 +134,12 @@ class Pool:
             self._idle.pop().drop()
         await asyncio.sleep(0)
 
-    def arrived(self, connection: _Connection, data: bytes) -> None:
+    def arrived(self, connection: _Connection, num_bytes: int) -> None:
         """Notes bytes and their time."""
+        at_s = time.monotonic()
         if not self._inbox:
             self._loop.call_soon(self.parse)
-        self._inbox.append((connection, data, time.monotonic()))
+        self._inbox.append((connection, bytes(self.buffer[:num_bytes]), at_s))
 
     def parse(self) -> None:
         """Goes through what has arrived."""
@@ -210,7 +214,7 @@ class Pool:
         return protocol
 
 
-class _Connection(asyncio.Protocol):
+class _Connection(asyncio.BufferedProtocol):
     """One connection; one request at a time."""
 
     _transport: asyncio.Transport
@@ -242,9 +246,13 @@ class _Connection(asyncio.Protocol):
         said = str(exc) if exc is not None else "the server closed the connection within the answer"
         self._pool.lost(self, flight, said, time.monotonic())
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Gives where to read to: one buffer for all, as each reading is copied out at once."""
+        return self._pool.buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
         """Bytes have come."""
-        self._pool.arrived(self, data)
+        self._pool.arrived(self, nbytes)
 
     def send(self, flight: Flight) -> None:
         """Sends a request; the connection is idle."""

@@ -26,7 +26,6 @@ import headrace
 from headrace.base.errors import ConfigError, MachineError
 from headrace.bench.arrivals import arrival_times, check_settings
 from headrace.bench.connection import parse_target
-from headrace.bench.counting import TokenCounter
 from headrace.bench.lag import summarize_lags
 from headrace.bench.link import Cut, Done, Go, NoMore, Pulse, Ready, Setup, ToSender, Work, encode, read_from_sender
 from headrace.bench.records import SCHEMA, Environment, Overhead, Run, RunStart, RunWriter, Settings
@@ -38,6 +37,8 @@ from headrace.bench.talk import Wire
 _RATE_PER_PROCESS: Final = 1000.0
 _CONCURRENCY_PER_PROCESS: Final = 512
 _AHEAD_S: Final = 1.0  # so much earlier than they are due samples are handed out in an open loop
+_BATCH_S: Final = 0.1  # of which so many seconds' worth go out together
+_MAX_HELD: Final = 64
 _LEAD_S: Final = 0.15  # from the last word to the senders until the start
 
 
@@ -94,6 +95,8 @@ def run_load(
     target = parse_target(settings.url)
     Wire(target, headers or {})
     if settings.tokenizer is not None:
+        from headrace.bench.counting import TokenCounter
+
         TokenCounter(Path(settings.tokenizer))
     return asyncio.run(_Load(settings, samples, path, headers or {}, progress).run())
 
@@ -128,8 +131,21 @@ class _Sender:
         self.num_in_flight = 0
         self.done: Done | None = None
 
+        self._frames: list[bytes] = []
+
     def tell(self, message: ToSender) -> None:
         self.writer.write(encode(message))
+
+    def hold(self, work: Work) -> None:
+        """Keeps a sample back until ``flush``: one write for many."""
+        self._frames.append(encode(work))
+
+    async def flush(self) -> None:
+        """Writes what was held back."""
+        if self._frames:
+            frames, self._frames = self._frames, []
+            self.writer.write(b"".join(frames))
+            await self.writer.drain()
 
 
 class _Load:
@@ -244,10 +260,15 @@ class _Load:
                 await self._feed_open()
             else:
                 await self._feed_closed()
+            await self._flush()
             for sender in self._senders:
                 sender.tell(NoMore())
         except ConnectionError:
             return  # that sender has ended: as it should, at the time limit, or ``_hear`` says so
+
+    async def _flush(self) -> None:
+        for sender in self._senders:
+            await sender.flush()
 
     async def _feed_open(self) -> None:
         settings = self._settings
@@ -263,24 +284,26 @@ class _Load:
                 return
             ahead_s = self._start_s + at_s - time.monotonic() - _AHEAD_S if self._start_s else at_s - _AHEAD_S
             if ahead_s > 0:
-                await asyncio.sleep(ahead_s)
+                await self._flush()
+                await asyncio.sleep(ahead_s + _BATCH_S)
             if self._is_cut:
                 return
-            sender = self._senders[number % len(self._senders)]
-            sender.tell(Work(index, sample, at_s))
-            await sender.writer.drain()
+            self._senders[number % len(self._senders)].hold(Work(index, sample, at_s))
             num_turns = 1 + len(sample.follow_ups)
             if index >= settings.warmup_requests and at_s >= settings.warmup_s:
                 num_measured += num_turns
             index += num_turns
             number += 1
+            if number % _MAX_HELD == 0:
+                await self._flush()
 
     async def _feed_closed(self) -> None:
         settings = self._settings
-        index = num_measured = 0
+        index = num_measured = number = 0
         while settings.num_requests is None or num_measured < settings.num_requests:
             sender = max(self._senders, key=lambda one: one.num_wanted)
             if sender.num_wanted <= 0:
+                await self._flush()
                 self._wants_more.clear()
                 await self._wants_more.wait()
                 continue
@@ -288,8 +311,10 @@ class _Load:
             if sample is None or self._is_cut:
                 return
             sender.num_wanted -= 1
-            sender.tell(Work(index, sample, None))
-            await sender.writer.drain()
+            sender.hold(Work(index, sample, None))
+            number += 1
+            if number % _MAX_HELD == 0:
+                await self._flush()
             num_turns = 1 + len(sample.follow_ups)
             is_warm = not settings.warmup_s or (
                 self._start_s > 0 and time.monotonic() >= self._start_s + settings.warmup_s

@@ -15,16 +15,18 @@ from array import array
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from headrace.bench.connection import Pool, parse_target
-from headrace.bench.counting import TokenCounter
 from headrace.bench.flight import Flight
 from headrace.bench.lag import LagMeter
 from headrace.bench.link import Cut, Done, Go, NoMore, Pulse, Ready, Setup, Work, encode, read_to_sender
 from headrace.bench.records import encode_exchange
 from headrace.bench.talk import Talk, Wire
 from headrace.bench.timer import Timer
+
+if TYPE_CHECKING:
+    from headrace.bench.counting import TokenCounter
 
 _TICK_S: Final = 0.1
 _MAX_LATEST: Final = 50
@@ -262,9 +264,13 @@ async def send(fd: int) -> None:
     reader, writer = await asyncio.open_connection(sock=socket.socket(fileno=fd))
     setup = await read_to_sender(reader)
     assert isinstance(setup, Setup), "the first message"
-    folder = setup.settings.tokenizer
+    counter = None
+    if setup.settings.tokenizer is not None:
+        from headrace.bench.counting import TokenCounter  # loads the library, which few runs need
+
+        counter = TokenCounter(Path(setup.settings.tokenizer))
     timer = Timer(asyncio.get_running_loop())
-    sender = Sender(setup, writer, timer, TokenCounter(Path(folder)) if folder is not None else None)
+    sender = Sender(setup, writer, timer, counter)
     await sender.pool.open(setup.num_open)
     gc.collect()
     gc.freeze()  # nothing so far needs to be looked at again while the clock runs
