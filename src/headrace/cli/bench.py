@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from headrace.cli.bench_report import report
+from headrace.cli.bench_serve import serve
 from headrace.cli.output import JsonOption, print_json, print_table
 from headrace.cli.serve import Quantization
 from headrace.cli.settings import ConfigOption, load_settings
@@ -20,6 +21,9 @@ app = typer.Typer(help="Measure speed and quality.", no_args_is_help=True)
 @app.callback()
 def bench() -> None:
     """Measure speed and quality."""
+
+
+app.command()(serve)
 
 
 @app.command()

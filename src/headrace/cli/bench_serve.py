@@ -1,0 +1,323 @@
+"""``headrace bench serve``: load on any OpenAI-compatible server, and what came of it."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from headrace.cli.bench_report import OutputOption, SloOption, finish
+from headrace.cli.output import JsonOption
+
+if TYPE_CHECKING:
+    from headrace.bench.records import Settings
+    from headrace.bench.workload import FileWorkload, MadeUpWorkload
+
+_MAX_BAD_TOLD = 10
+
+
+class OperationName(StrEnum):
+    """What made-up requests ask for."""
+
+    CHAT = "chat"
+    COMPLETIONS = "completions"
+    EMBEDDINGS = "embeddings"
+    RERANK = "rerank"
+
+
+class ArrivalName(StrEnum):
+    """How an open loop spaces its requests."""
+
+    POISSON = "poisson"
+    CONSTANT = "constant"
+    RAMP = "ramp"
+    TRACE = "trace"
+
+
+class OnBadName(StrEnum):
+    """What a line does that is no request."""
+
+    SKIP = "skip"
+    STOP = "stop"
+
+
+def serve(
+    *,
+    server_url: Annotated[
+        str, typer.Option(help="The server, with or without /v1: http://127.0.0.1:8000.", metavar="URL")
+    ],
+    test_file: Annotated[
+        Path | None,
+        typer.Option(
+            help="Requests to send: OpenAI lines, ShareGPT, traces; without it they are made up.", metavar="FILE"
+        ),
+    ] = None,
+    concurrency: Annotated[
+        int | None, typer.Option(help="Closed loop: keep so many requests under way; default: 1.", min=1, metavar="N")
+    ] = None,
+    rate: Annotated[
+        float | None, typer.Option(help="Open loop: send so many a second, whatever the server does.", metavar="R")
+    ] = None,
+    arrivals: Annotated[ArrivalName, typer.Option(help="How an open loop spaces its requests.")] = ArrivalName.POISSON,
+    ramp_to: Annotated[
+        float | None, typer.Option(help="With --arrivals ramp: the rate at the end of --duration.", metavar="R")
+    ] = None,
+    trace_speed: Annotated[float, typer.Option(help="Play a trace so many times faster.")] = 1.0,
+    num_requests: Annotated[
+        int | None, typer.Option(help="Requests to measure; default: the file once, else 100.", min=1, metavar="N")
+    ] = None,
+    duration: Annotated[
+        float | None, typer.Option(help="Seconds to send for; answers under way are waited for.", metavar="S")
+    ] = None,
+    warmup: Annotated[str, typer.Option(help="Left out of all figures: 50 requests, or 10s.", metavar="N|Ns")] = "0",
+    model: Annotated[str | None, typer.Option(help="Its name in requests; default: the server's first.")] = None,
+    operation: Annotated[OperationName, typer.Option(help="What made-up requests ask for.")] = OperationName.CHAT,
+    prompt_tokens: Annotated[
+        str, typer.Option(help="Of made-up prompts: 512, uniform:LOW:HIGH or lognormal:MEDIAN:SIGMA.", metavar="NUMBER")
+    ] = "256",
+    output_tokens: Annotated[
+        str, typer.Option(help="Asked for by made-up requests (max_tokens), written alike.", metavar="NUMBER")
+    ] = "128",
+    prefix_tokens: Annotated[int, typer.Option(help="That all made-up prompts begin with.", min=0, metavar="N")] = 0,
+    ignore_eos: Annotated[
+        bool, typer.Option("--ignore-eos", help="Have made-up requests answered at full length (our server, vLLM).")
+    ] = False,
+    no_stream: Annotated[bool, typer.Option("--no-stream", help="Ask for whole answers.")] = False,
+    body: Annotated[
+        list[str] | None,
+        typer.Option(help="A field for every request: temperature=0; repeatable.", metavar="NAME=JSON"),
+    ] = None,
+    header: Annotated[
+        list[str] | None, typer.Option(help="A header for every request; repeatable.", metavar="NAME: VALUE")
+    ] = None,
+    key_env: Annotated[
+        str, typer.Option(help="Environment variable that holds the key, if it is set.", metavar="NAME")
+    ] = "HEADRACE_API_KEY",
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option(help="Model folder to count tokens with, beside the server's own counts.", metavar="FOLDER"),
+    ] = None,
+    timeout: Annotated[float, typer.Option(help="Seconds for a whole answer.", metavar="S")] = 600.0,
+    connect_timeout: Annotated[float, typer.Option(help="Seconds for a connection.", metavar="S")] = 10.0,
+    processes: Annotated[
+        int | None, typer.Option(help="That send; default: as many as the load needs.", min=1, max=256, metavar="N")
+    ] = None,
+    on_bad: Annotated[
+        OnBadName, typer.Option(help="What a line of the file does that is no request.")
+    ] = OnBadName.SKIP,
+    max_error_ratio: Annotated[
+        float, typer.Option(help="Share of requests that may fail before the exit code is 1.", min=0, max=1)
+    ] = 0.0,
+    seed: Annotated[int, typer.Option(help="Of arrivals and made-up prompts.", min=0)] = 0,
+    slo: SloOption = None,
+    output: OutputOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Put load on a server that speaks OpenAI's API, and measure what its users would see.
+
+    [bold]Two ways to load.[/] A closed loop (--concurrency) sends the next request when one is answered: it finds the
+    most that a server can do. An open loop (--rate) sends on a schedule, as real users do; when the server is late,
+    requests pile up and their waiting counts, from the moment they should have been sent. Use it to learn what latency
+    users would see.
+
+    [bold]What the figures are.[/] TTFT: until the first chunk with text. ITL: between chunks. TPOT: per token after the
+    first. E2E: until the last byte. Times are read as the bytes arrive, by processes that do nothing else; how late
+    those were themselves is printed with the result. A percentile marked ~ rests on too few requests to be trusted.
+
+    Ctrl-C ends a run early and prints what there is. Exit code: 0 all answered, 1 more failed than --max-error-ratio, 3
+    cut short by Ctrl-C.
+
+    Examples:
+
+    [bold]headrace bench serve --server-url http://127.0.0.1:8000 --concurrency 32 --num-requests 500[/]
+
+    [bold]headrace bench serve --server-url http://127.0.0.1:8000 --test-file chats.jsonl --rate 5 --duration 120
+    --warmup 10s --slo ttft=500ms,itl=50ms --output report[/]
+    """
+    from headrace.bench.load import run_load
+    from headrace.bench.probe import find_model
+    from headrace.bench.records import Settings
+    from headrace.bench.slo import parse_slo
+    from headrace.bench.summarize import summarize
+    from headrace.cli.bench_live import show_run
+
+    objectives = parse_slo(slo) if slo else ()
+    headers = read_headers(header or [], key_env)
+    warmup_requests, warmup_s = read_warmup(warmup)
+    if rate is None and concurrency is None and arrivals is not ArrivalName.TRACE:
+        concurrency = 1
+    workload = make_workload(
+        test_file,
+        operation=operation,
+        prompt_tokens=prompt_tokens,
+        output_tokens=output_tokens,
+        prefix_tokens=prefix_tokens,
+        must_fill=ignore_eos,
+        tokenizer=tokenizer,
+        on_bad=on_bad,
+        seed=seed,
+        is_repeated=num_requests is not None or duration is not None,
+    )
+    if test_file is None and num_requests is None and duration is None:
+        num_requests = 100
+    settings = Settings(
+        url=server_url,
+        model=model or find_model(server_url, headers),
+        concurrency=concurrency,
+        rate_per_s=rate,
+        arrivals=arrivals.value,
+        ramp_to_per_s=ramp_to,
+        trace_speed=trace_speed,
+        num_requests=num_requests,
+        duration_s=duration,
+        warmup_requests=warmup_requests,
+        warmup_s=warmup_s,
+        is_streamed=not no_stream,
+        timeout_s=timeout,
+        connect_timeout_s=connect_timeout,
+        processes=processes,
+        seed=seed,
+        data=workload.name,
+        body=read_fields(body or []),
+        header_names=tuple(sorted(headers)),
+        tokenizer=str(tokenizer) if tokenizer is not None else None,
+    )
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = output or Path(scratch)
+        folder.mkdir(parents=True, exist_ok=True)
+        with show_run() as progress:
+            run = run_load(settings, workload.open(), path=folder / "run.jsonl", headers=headers, progress=progress)
+        _say_rounds(workload, settings)
+        summary = summarize(run, objectives)
+        finish(summary, output, as_json=as_json)
+    if run.is_partial:
+        raise typer.Exit(3)
+    if summary.num_failed > max_error_ratio * max(1, summary.num_measured) or not summary.num_measured:
+        raise typer.Exit(1)
+
+
+def read_headers(texts: list[str], key_env: str) -> dict[str, str]:
+    """Gives the headers that the command line and the environment ask for; a key there is sent as bearer token.
+
+    Raises:
+        ConfigError: a text is no header.
+    """
+    from headrace.base.errors import ConfigError
+
+    headers: dict[str, str] = {}
+    if key := os.environ.get(key_env):
+        headers["authorization"] = f"Bearer {key}"
+    for text in texts:
+        name, colon, value = text.partition(":")
+        if not colon or not name.strip():
+            raise ConfigError(f"--header is {text!r}; write NAME: VALUE")
+        headers[name.strip().lower()] = value.strip()
+    return headers
+
+
+def read_warmup(text: str) -> tuple[int, float]:
+    """Gives requests and seconds to warm up for; one of them is 0.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    from headrace.base.errors import ConfigError
+
+    try:
+        number = (0, float(text[:-1])) if text.endswith("s") else (int(text), 0.0)
+    except ValueError as error:
+        raise ConfigError(f"--warmup is {text!r}; write 50 (requests) or 10s (seconds)") from error
+    if not 0 <= sum(number) < float("inf"):
+        raise ConfigError(f"--warmup is {text!r}; it must be at least 0")
+    return number
+
+
+def read_fields(texts: list[str]) -> dict[str, object]:
+    """Gives body fields from NAME=JSON; a value that is no JSON is text.
+
+    Raises:
+        ConfigError: a text has no name.
+    """
+    import msgspec
+
+    from headrace.base.errors import ConfigError
+
+    fields: dict[str, object] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name.strip():
+            raise ConfigError(f"--body is {text!r}; write NAME=JSON, for example temperature=0")
+        try:
+            fields[name.strip()] = msgspec.json.decode(value)
+        except msgspec.MsgspecError:
+            fields[name.strip()] = value
+    return fields
+
+
+def make_workload(
+    test_file: Path | None,
+    *,
+    operation: OperationName,
+    prompt_tokens: str,
+    output_tokens: str,
+    prefix_tokens: int,
+    must_fill: bool,
+    tokenizer: Path | None,
+    on_bad: OnBadName,
+    seed: int,
+    is_repeated: bool,
+) -> FileWorkload | MadeUpWorkload:
+    """Gives what is to be sent; bad lines of a file are told on stderr, the first of them by number and reason."""
+    from headrace.bench.counting import TokenCounter
+    from headrace.bench.prompts import PromptMaker
+    from headrace.bench.sources import OnBad
+    from headrace.bench.spread import parse_spread
+    from headrace.bench.workload import FileWorkload, MadeUpWorkload
+
+    prompts = PromptMaker(None, TokenCounter(tokenizer).tokenizer if tokenizer is not None else None)
+    if test_file is not None:
+        return FileWorkload(
+            test_file,
+            is_repeated=is_repeated,
+            on_bad=OnBad(on_bad.value),
+            prompts=prompts,
+            seed=seed,
+            tell_bad=_BadLines(test_file),
+        )
+    return MadeUpWorkload(
+        operation.value,
+        parse_spread(prompt_tokens, "--prompt-tokens"),
+        parse_spread(output_tokens, "--output-tokens"),
+        prompts,
+        prefix_tokens=prefix_tokens,
+        must_fill=must_fill,
+        seed=seed,
+    )
+
+
+class _BadLines:
+    """Tells the first bad lines one by one, and then that there are more."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._num = 0
+
+    def __call__(self, line: int, reason: str) -> None:
+        self._num += 1
+        if self._num <= _MAX_BAD_TOLD:
+            sys.stderr.write(f"{self._path}, line {line}: {reason}; left out\n")
+        elif self._num == _MAX_BAD_TOLD + 1:
+            sys.stderr.write(f"{self._path}: more such lines; they are left out, too\n")
+
+
+def _say_rounds(workload: FileWorkload | MadeUpWorkload, settings: Settings) -> None:
+    rounds = getattr(workload, "rounds", 1)
+    if rounds > 1:
+        sys.stderr.write(
+            f"{settings.data} was sent {rounds} times over: from the second time on a prefix cache may know it\n"
+        )
