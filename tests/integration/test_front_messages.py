@@ -244,26 +244,6 @@ async def test_the_openapi_document_names_exactly_the_routes_that_are_served(mak
                 assert response.status not in (404, 405), path
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", PATH])
-async def test_a_worker_that_dies_at_any_token_never_ends_a_stream_well(make_house: Any, path: str) -> None:
-    house = await make_house(dialect=DIALECT)
-    body = {"prompt": "Hi"} if path == "/v1/completions" else MESSAGE
-    for count in range(1, 12):  # before the first token it would wait for another worker
-        fault = Script(default=Reply(text=WRITTEN, fault=Fault.CRASH, fault_at_token=3 * count))
-        await house.restart_worker(fault)
-        await house.replica.wait_ready()
-
-        async with house.client.post(
-            house.url(path), json={**body, "model": "bytes", "max_tokens": 90, "stream": True}
-        ) as response:
-            text = (await response.read()).decode()
-
-        assert "[DONE]" not in text
-        assert "message_stop" not in text
-        assert '"finish_reason":"' not in text
-        assert '"error"' in text
-
-
 @pytest.mark.parametrize("name", ["output_config", "output_format"])
 async def test_a_schema_of_the_vendor_becomes_a_grammar(make_house: Any, name: str) -> None:
     house = await make_house(Script())

@@ -21,7 +21,7 @@ class ModelText:
         self.tokenizer = tokenizer
         self.template = template
         self.dialect = dialect
-        kept = [*dialect.form.kept_tokens, *((dialect.marks.opening, dialect.marks.closing) if dialect.marks else ())]
+        kept = [*dialect.form.kept_tokens, *(dialect.marks.tokens if dialect.marks else ())]
         self._message_ids = frozenset(index for token in kept if (index := tokenizer.token_id(token)) is not None)
 
     def text_stream(self, *, is_text_start: bool, skip_special: bool = True, is_message: bool = False) -> Detokenizer:

@@ -28,6 +28,7 @@ class GemmaScanner:
         self._closers: list[str] = []
         self._word = ""
         self._is_in_text = False
+        self._is_behind_text = False
         self._text = ""
         self._out: list[str] = []
 
@@ -70,6 +71,7 @@ class GemmaScanner:
             self._out.append(_escaped(self._text[: -len(self._quote)]) + '"')
             self._text = ""
             self._is_in_text = False
+            self._is_behind_text = True
             return
         keep = next(n for n in range(min(len(self._quote), len(self._text)), -1, -1) if self._ends_with(n))
         self._out.append(_escaped(self._text[: len(self._text) - keep]))
@@ -87,13 +89,16 @@ class GemmaScanner:
                 self._is_in_text = True
                 self._out.append('"')
         elif char == ":" and self._closers[-1] == "}":
-            self._out.append(f"{json.dumps(self._word.strip(), ensure_ascii=False)}:")
+            is_quoted = self._is_behind_text and not self._word.strip()  # some write keys as texts
+            self._out.append(":" if is_quoted else f"{json.dumps(self._word.strip(), ensure_ascii=False)}:")
             self._word = ""
+            self._is_behind_text = False
         elif char in "{[":
             self._closers.append("}" if char == "{" else "]")
             self._out.append(char)
         elif char in ",}]":
             self._end_word()
+            self._is_behind_text = False
             self._out.append(char)
             if char != ",":
                 self.is_broken = self._closers.pop() != char

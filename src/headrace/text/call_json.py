@@ -100,7 +100,7 @@ class CallScanner:
     """One call. Push characters until ``is_done`` or ``is_broken``; ``take`` gives the arguments' new text.
 
     Args:
-        names: functions that may be called; None takes any name.
+        names: functions that may be called by bare JSON, which must have arguments too; None takes any name.
     """
 
     def __init__(self, names: frozenset[str] | None = None) -> None:
@@ -237,7 +237,7 @@ class CallScanner:
 
     def _end(self) -> None:
         self.is_done = True
-        if self.name is None:
+        if self.name is None or (self._names is not None and not self._has_arguments):
             self.is_broken = True
         elif not self._has_arguments:
             self._arguments.append("{}")

@@ -21,8 +21,16 @@ class Marks:
     opening: str
     closing: str
 
+    @property
+    def tokens(self) -> tuple[str, ...]:
+        """The special tokens that are part of the marks; Gemma's opening one names its channel behind it."""
+        return (self.opening.removesuffix("thought"), self.closing)
 
-_KNOWN: Final = (Marks("<think>", "</think>"), Marks("[THINK]", "[/THINK]"))
+
+THINK_MARKS: Final = Marks("<think>", "</think>")
+MISTRAL_MARKS: Final = Marks("[THINK]", "[/THINK]")
+GEMMA_MARKS: Final = Marks("<|channel>thought", "<channel|>")
+_KNOWN: Final = (THINK_MARKS, MISTRAL_MARKS, GEMMA_MARKS)
 
 
 def choose_marks(templates: Sequence[str]) -> Marks | None:

@@ -2,7 +2,8 @@
 
 Text that may become a call is held back until it is known; a call is announced as soon as its name is known and its
 arguments have begun, and its arguments follow character by character. What is joined at the end does not depend on
-how the text was cut. Blanks beside calls are dropped; a text without calls comes out as it came in.
+how the text was cut. Blanks beside calls are dropped, but for those that part the texts around them; a text without
+calls comes out as it came in.
 """
 
 from __future__ import annotations
@@ -81,7 +82,9 @@ class CallReader:
         self._at = _At.BEGIN
         self._buffer = ""
         self._blank = ""  # blanks held behind the last text
+        self._gap = ""  # blanks between text and a call, said where more text follows
         self._raw: list[str] = []  # what was read since the mark, to be said as text where it was no call
+        self._has_text = False
         self._closer = ""
         self._is_list = False
         self._is_bare = False
@@ -104,6 +107,9 @@ class CallReader:
             self._say(self._buffer)
             if not self.num_calls:
                 self._items.append(self._blank)
+        elif self._at is _At.NAME and self._name_in(self._buffer) in self._names:
+            self._begin_call(_NamedScanner(self._name_in(self._buffer)))
+            self._announce("{}")  # a name alone is a call without arguments
         elif not self._has_calls_here and not self._is_announced:
             self._say("".join(self._raw) + self._buffer)
             self._items.append("" if self.num_calls else self._blank)
@@ -129,7 +135,9 @@ class CallReader:
         bare = text.rstrip(_BLANK)
         self._blank = text[len(bare) :]
         if bare:
-            self._items.append(bare)
+            self._items.append(self._gap + bare)
+            self._gap = ""
+            self._has_text = True
 
     def _step(self) -> bool:
         """Takes as much of the buffer as is certain; gives whether it could."""
@@ -145,8 +153,26 @@ class CallReader:
                 return True
             case _At.CALL:
                 return self._call()
+            case _At.OPEN if not self._is_bare and self._skip_opener():
+                return True
+            case _At.OPEN if not self._is_bare and self._may_open_again():
+                return False
             case _:
                 return self._between()
+
+    def _skip_opener(self) -> bool:
+        """Takes a mark that stands right behind another one, as small models write it."""
+        text = self._buffer.lstrip(_BLANK)
+        opener = next((opener for opener in self._form.openers if text.startswith(opener)), None)
+        if opener is None:
+            return False
+        self._raw.append(self._buffer[: len(self._buffer) - len(text) + len(opener)])
+        self._buffer = text[len(opener) :]
+        return True
+
+    def _may_open_again(self) -> bool:
+        text = self._buffer.lstrip(_BLANK)
+        return bool(text) and any(opener.startswith(text) for opener in self._form.openers)
 
     def _begin(self) -> bool:
         text = self._buffer.lstrip(_BLANK)
@@ -182,6 +208,12 @@ class CallReader:
     def _text(self) -> bool:
         text = self._buffer
         found = [(at, opener) for opener in self._form.openers if (at := text.find(opener)) >= 0]
+        bare = text.find("{") if self._form.has_inner_calls else -1
+        if bare >= 0 and (not found or bare < min(found)[0]):
+            self._say(text[:bare])
+            self._buffer = text[bare:]
+            self._open_body("", is_bare=True)
+            return True
         if found:
             at, opener = min(found)
             self._say(text[:at])
@@ -240,9 +272,11 @@ class CallReader:
             return False
         self._raw.append(head)
         self._buffer = text[at:]
-        name = (self._name + head).partition("[")[0].strip()
-        self._begin_call(_NamedScanner(name))
+        self._begin_call(_NamedScanner(self._name_in(head)))
         return True
+
+    def _name_in(self, head: str) -> str:
+        return (self._name + head).partition("[")[0].strip()
 
     def _begin_call(self, scanner: CallScanner | GemmaScanner | _NamedScanner) -> None:
         self._scanner = scanner
@@ -273,13 +307,16 @@ class CallReader:
         scanner = self._scanner
         if not scanner.is_certain and not self._is_announced:
             return
+        self._announce(scanner.take())
+
+    def _announce(self, arguments: str) -> None:
         if not self._is_announced:
             self._is_announced = True
             self.num_calls += 1
+            self._gap = self._gap or (self._blank if self._has_text else "")
             self._blank = ""
             if self._is_counted():
-                self._items.append(CallDelta(self.num_calls - 1, new_id("call"), scanner.name, ""))
-        arguments = scanner.take()
+                self._items.append(CallDelta(self.num_calls - 1, new_id("call"), self._scanner.name, ""))
         if arguments and self._is_counted():
             self._items.append(CallDelta(self.num_calls - 1, None, None, arguments))
 

@@ -31,6 +31,7 @@ class ToolFormat:
         openers: marks that begin calls, and the mark that may end them.
         kept_tokens: special tokens of the vocabulary that are part of the form, so they must not be left out.
         has_bare_calls: an answer may begin with the JSON itself.
+        has_inner_calls: the JSON itself may also stand behind other text.
         has_names: a bare name may stand before its arguments (Mistral's newer form).
         quote: the mark around texts, for Gemma's form; empty for JSON.
         head, middle, tail: what stands around a forced call: ``head`` name ``middle`` arguments ``tail``.
@@ -41,6 +42,7 @@ class ToolFormat:
     openers: dict[str, str]
     kept_tokens: tuple[str, ...] = ()
     has_bare_calls: bool = False
+    has_inner_calls: bool = False
     has_names: bool = False
     quote: str = ""
     head: str = '{"name": '
@@ -65,6 +67,7 @@ LLAMA3: Final = ToolFormat(
     {"<|python_tag|>": ""},
     kept_tokens=("<|python_tag|>",),
     has_bare_calls=True,
+    has_inner_calls=True,
     middle=', "parameters": ',
 )
 MISTRAL: Final = ToolFormat(
