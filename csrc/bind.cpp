@@ -116,39 +116,29 @@ class PyVm {
             const Out<uint8_t, 1>& results, const Out<int32_t, 2>& top_ids, const Out<float, 2>& top_logprobs,
             const In<int32_t, 1>& count_ids, const In<int32_t, 1>& counts, const In<int32_t, 1>& bias_ids,
             const In<float, 1>& bias_values, const In<uint32_t, 2>& masks, int64_t num_records) {
-    if (is_running_) throw std::invalid_argument("a step of this VM is running already");
-    if (seq_starts.size() < 2) throw std::invalid_argument("seq_starts needs at least two entries");
-    const auto results_in = rows_of<ResultRow>(Bytes(results));
-    const StepView view_of_step{
-        .tokens = view(tokens),
-        .positions = view(positions),
-        .seq_starts = view(seq_starts),
-        .row_seq = {},
-        .token_types = view(token_types),
-        .step_pages = {},
-        .block_tables = view(block_tables),
-        .max_blocks = static_cast<int32_t>(block_tables.shape(1)),
-        .outputs = rows_of<OutputRow>(outputs),
-        .results = {const_cast<ResultRow*>(results_in.data()), results_in.size()},
-        .top_ids = view(top_ids),
-        .top_logprobs = view(top_logprobs),
-        .max_top = static_cast<int32_t>(top_ids.shape(1)),
-        .count_ids = view(count_ids),
-        .counts = view(counts),
-        .bias_ids = view(bias_ids),
-        .bias_values = view(bias_values),
-        .masks = view(masks),
-        .mask_words = static_cast<int32_t>(masks.shape(1)),
-    };
-    is_running_ = true;
-    try {
-      nb::gil_scoped_release release;
-      vm_->step(view_of_step, num_records);
-    } catch (...) {
-      is_running_ = false;
-      throw;
-    }
-    is_running_ = false;
+    StepView view_of_step =
+        step_of(tokens, positions, seq_starts, block_tables, outputs, results, top_ids, top_logprobs);
+    view_of_step.token_types = view(token_types);
+    view_of_step.count_ids = view(count_ids);
+    view_of_step.counts = view(counts);
+    view_of_step.bias_ids = view(bias_ids);
+    view_of_step.bias_values = view(bias_values);
+    view_of_step.masks = view(masks);
+    view_of_step.mask_words = static_cast<int32_t>(masks.shape(1));
+    run([&] { vm_->step(view_of_step, num_records); });
+  }
+
+  int32_t decode(const In<int32_t, 1>& tokens, const In<int32_t, 1>& positions, const In<int32_t, 1>& seq_starts,
+                 const In<int32_t, 2>& block_tables, const Bytes& outputs, const Out<uint8_t, 1>& results,
+                 const Out<int32_t, 2>& top_ids, const Out<float, 2>& top_logprobs, int32_t steps,
+                 const In<int32_t, 1>& stop_ids, const In<int32_t, 1>& stop_starts, int32_t wake_fd) {
+    const StepView first =
+        step_of(tokens, positions, seq_starts, block_tables, outputs, results, top_ids, top_logprobs);
+    const DecodeRun wanted{
+        .steps = steps, .stop_ids = view(stop_ids), .stop_starts = view(stop_starts), .wake_fd = wake_fd};
+    int32_t done = 0;
+    run([&] { done = vm_->decode(first, wanted); });
+    return done;
   }
 
   // Copies bytes of the arena.
@@ -180,6 +170,49 @@ class PyVm {
   std::string isa() const { return vm_->isa(); }
 
  private:
+  static StepView step_of(const In<int32_t, 1>& tokens, const In<int32_t, 1>& positions,
+                          const In<int32_t, 1>& seq_starts, const In<int32_t, 2>& block_tables, const Bytes& outputs,
+                          const Out<uint8_t, 1>& results, const Out<int32_t, 2>& top_ids,
+                          const Out<float, 2>& top_logprobs) {
+    if (seq_starts.size() < 2) throw std::invalid_argument("seq_starts needs at least two entries");
+    const auto results_in = rows_of<ResultRow>(Bytes(results));
+    return {
+        .tokens = view(tokens),
+        .positions = view(positions),
+        .seq_starts = view(seq_starts),
+        .row_seq = {},
+        .token_types = {},
+        .step_pages = {},
+        .block_tables = view(block_tables),
+        .max_blocks = static_cast<int32_t>(block_tables.shape(1)),
+        .outputs = rows_of<OutputRow>(outputs),
+        .results = {const_cast<ResultRow*>(results_in.data()), results_in.size()},
+        .top_ids = view(top_ids),
+        .top_logprobs = view(top_logprobs),
+        .max_top = static_cast<int32_t>(top_ids.shape(1)),
+        .count_ids = {},
+        .counts = {},
+        .bias_ids = {},
+        .bias_values = {},
+        .masks = {},
+    };
+  }
+
+  // Calls work() without the interpreter's lock; a second call meanwhile is refused.
+  template <class Work>
+  void run(Work work) {
+    if (is_running_) throw std::invalid_argument("a step of this VM is running already");
+    is_running_ = true;
+    try {
+      nb::gil_scoped_release release;
+      work();
+    } catch (...) {
+      is_running_ = false;
+      throw;
+    }
+    is_running_ = false;
+  }
+
   std::vector<PyWeight> weights_;
   std::unique_ptr<Vm> vm_;
   bool is_running_ = false;  // guarded by the interpreter lock
@@ -267,6 +300,9 @@ NB_MODULE(_native, m) {
            "seq_starts"_a.noconvert(), "block_tables"_a.noconvert(), "outputs"_a.noconvert(), "results"_a.noconvert(),
            "top_ids"_a.noconvert(), "top_logprobs"_a.noconvert(), "count_ids"_a.noconvert(), "counts"_a.noconvert(),
            "bias_ids"_a.noconvert(), "bias_values"_a.noconvert(), "masks"_a.noconvert(), "num_records"_a)
+      .def("decode", &PyVm::decode, "tokens"_a.noconvert(), "positions"_a.noconvert(), "seq_starts"_a.noconvert(),
+           "block_tables"_a.noconvert(), "outputs"_a.noconvert(), "results"_a.noconvert(), "top_ids"_a.noconvert(),
+           "top_logprobs"_a.noconvert(), "steps"_a, "stop_ids"_a.noconvert(), "stop_starts"_a.noconvert(), "wake_fd"_a)
       .def("set_threads", &PyVm::set_threads)
       .def("read_arena", &PyVm::read_arena)
       .def("read_page", &PyVm::read_page)

@@ -114,7 +114,11 @@ Vm::Vm(std::span<const Record> records, std::vector<Weight> weights, const VmCon
   const int64_t own_rows = align_up(own_rows_bytes(limits_)), shared_rows = align_up(shared_rows_bytes(limits_));
   scratch_ = Memory(shared + shared_rows + limits_.threads * (own + own_rows));
   row_seq_.resize(static_cast<size_t>(limits_.max_rows));
-  step_pages_.resize(static_cast<size_t>(limits_.max_sequences));
+  const auto sequences = static_cast<size_t>(limits_.max_sequences);
+  step_pages_.resize(sequences);
+  decode_tokens_.resize(sequences);
+  decode_positions_.resize(sequences);
+  decode_outputs_.resize(sequences);
   for (int32_t thread = 0; thread < limits_.threads; ++thread) {
     uint8_t* base = scratch_.data() + shared + shared_rows + thread * (own + own_rows);
     contexts_.push_back({.thread = thread,

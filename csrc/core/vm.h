@@ -23,6 +23,14 @@ struct VmConfig {
   KvPool kv;  // `data` is set by the VM
 };
 
+// Decode steps that follow one another: each sequence's next row is the token that it chose.
+struct DecodeRun {
+  int32_t steps = 1;                     // at most
+  std::span<const int32_t> stop_ids;     // tokens that end a sequence, of all sequences
+  std::span<const int32_t> stop_starts;  // [S + 1] ranges of them
+  int wake_fd = -1;                      // once it can be read, no further step is started; −1 for none
+};
+
 // Constructors throw std::invalid_argument with what is wrong in a record or weight; a step checks its inputs before
 // it starts and throws the same. Nothing throws, allocates or locks inside a step.
 class Vm {
@@ -31,6 +39,11 @@ class Vm {
 
   // Runs the first `num_records` records (all by default) over the step. `step.row_seq` is filled in here.
   void step(StepView step, int64_t num_records = -1);
+
+  // Runs steps of one row and one output per sequence until `run.steps` are done, a sequence has chosen one of its stop
+  // ids or given no number, or `run.wake_fd` has something to read; returns how many were run, at least one. The block
+  // tables must hold the pages of all of them. `first` has room for the results of all: [steps][S], as its top lists.
+  int32_t decode(const StepView& first, const DecodeRun& run);
 
   // Threads that the steps from now on use, 1 to limits().threads. The results do not depend on it.
   void set_threads(int32_t threads);
@@ -81,6 +94,9 @@ class Vm {
   Memory arena_, kv_memory_, step_kv_memory_, scratch_;
   std::vector<int32_t> row_seq_;     // [max_rows]
   std::vector<int32_t> step_pages_;  // [max_sequences]
+  // Of the running decode step.
+  std::vector<int32_t> decode_tokens_, decode_positions_;  // [max_sequences]
+  std::vector<OutputRow> decode_outputs_;                  // [max_sequences]
   std::vector<ThreadContext> contexts_;
   StepView step_;
   int64_t num_records_ = 0;

@@ -77,6 +77,15 @@ def test_tokens_are_the_same_with_two_threads(
     assert run_together(make_machine(model, threads=2), requests) == alone
 
 
+@pytest.mark.parametrize("max_steps", [2, 3, 8])
+def test_steps_in_a_row_never_show(
+    model: Path, requests: list[Submit], alone: dict[str, list[object]], max_steps: int
+) -> None:
+    machine = make_machine(model)
+    machine.max_steps = max_steps
+    assert run_together(machine, requests) == alone
+
+
 @pytest.mark.parametrize("isa", available_isas())
 @pytest.mark.parametrize(
     ("dtype", "quantization"), [("fp32", "none"), ("bf16", "none"), ("bf16", "int8"), ("bf16", "int4")], ids=str

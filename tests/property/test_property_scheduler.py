@@ -88,6 +88,7 @@ def test_random_life_leaks_nothing_and_changes_nobodys_tokens(seed: int) -> None
             machine.submit(submit)
         if submits and rng.random() < 0.03:
             machine.abort(rng.choice(list(submits)))
+        machine.max_steps = rng.choice([1, 1, 2, 5, 8, 40])
         machine.step()
         machine.scheduler.check()
         steps_left = max(0, steps_left - 1)

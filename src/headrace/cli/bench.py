@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,7 +13,9 @@ from headrace.cli.bench_serve import serve
 from headrace.cli.output import JsonOption, print_json, print_table
 from headrace.cli.serve import Quantization
 from headrace.cli.settings import ConfigOption, load_settings
-from headrace.protocol.launch import WorkerLaunch
+
+if TYPE_CHECKING:
+    from headrace.protocol.launch import WorkerLaunch
 
 app = typer.Typer(help="Measure speed and quality.", no_args_is_help=True)
 

@@ -1,6 +1,7 @@
 """Measures the engine alone, without HTTP: decode at several batch sizes, prefill at several lengths.
 
-Every step is a whole engine step (plan, VM call, bookkeeping, frame encoding), as the worker runs it. Beside each
+Every step is a whole engine step (plan, VM call, bookkeeping, frame encoding), as the worker runs it; of several decode
+steps in a row each takes its share. Beside each
 median stand what the step had to move (``program.cost``) and its share of the bandwidth that was probed, before and
 after, on a buffer as large as the weights: memory on shared machines has fast and slow hours, and a speed without its
 hour says little. Prompts are random and fresh, and the prefix cache is off.
@@ -21,7 +22,9 @@ from headrace.base.errors import EngineError
 from headrace.engine.encode_bench import SHAPES, time_encoding
 from headrace.engine.executor import Executor, Float32s, Int32s, StepVm
 from headrace.engine.loader import Inspection, inspect, load, make_executor
+from headrace.engine.pace import Pace
 from headrace.engine.scheduler import Scheduler
+from headrace.policy.burst import burst_steps
 from headrace.program.cost import Arithmetic, Work, arithmetic_of, limit_s, step_cost
 from headrace.protocol.frames import Failed, Sampling, Step, Submit, encode_frame
 from headrace.protocol.launch import WorkerLaunch
@@ -276,6 +279,35 @@ class TimedVm:
         self.step_s = self._clock.now_s() - started_at_s
         return result
 
+    def decode(
+        self,
+        tokens: Int32s,
+        positions: Int32s,
+        seq_starts: Int32s,
+        block_tables: Int32s,
+        outputs: npt.NDArray[np.void],
+        *,
+        num_steps: int,
+        stop_ids: Int32s,
+        stop_starts: Int32s,
+        wake_fd: int,
+    ) -> tuple[npt.NDArray[np.void], Int32s, Float32s]:
+        """Runs decode steps in a row."""
+        started_at_s = self._clock.now_s()
+        result = self._vm.decode(
+            tokens,
+            positions,
+            seq_starts,
+            block_tables,
+            outputs,
+            num_steps=num_steps,
+            stop_ids=stop_ids,
+            stop_starts=stop_starts,
+            wake_fd=wake_fd,
+        )
+        self.step_s = self._clock.now_s() - started_at_s
+        return result
+
 
 class _Bench:
     """Runs requests step by step and times the steps."""
@@ -286,6 +318,7 @@ class _Bench:
         self._clock = clock
         self._random = np.random.default_rng(0)
         self._num_requests = 0
+        self._pace = Pace(inspection.scheduler_config.max_step_tokens)
 
     def decode(self, batch: int, num_steps: int) -> _Run:
         """Times decode steps of ``batch`` sequences that started with 128-token prompts."""
@@ -297,10 +330,13 @@ class _Bench:
         times_s: list[float] = []
         overheads_s: list[float] = []
         while scheduler.has_work:
+            num_before = scheduler.totals.steps
             rows, step_s, overhead_s = self._step(scheduler, executor)
+            count = scheduler.totals.steps - num_before  # of several in a row, each takes its share
+            self._pace.observe(rows, step_s / count)
             if rows == batch and scheduler.num_running:
-                times_s.append(step_s)
-                overheads_s.append(overhead_s)
+                times_s += [step_s / count] * count
+                overheads_s += [overhead_s / count] * count
         # The middle of the run: contexts grow by one per step.
         contexts = [prompt_tokens + num_steps // 2] * batch
         cost = self._cost(Work(batch, batch, contexts))
@@ -341,7 +377,7 @@ class _Bench:
     def _step(self, scheduler: Scheduler, executor: Executor) -> tuple[int, float, float]:
         """Returns rows, seconds of the whole step, and seconds of it outside the VM."""
         started_at_s = self._clock.now_s()
-        plan = scheduler.plan(started_at_s)
+        plan = scheduler.plan(started_at_s, burst_steps(self._pace.decode_step_s))
         assert plan is not None
         scheduler.complete(plan, executor.run(plan), self._clock.now_s())
         for events in scheduler.take_events().values():

@@ -176,8 +176,11 @@ class EncodeScheduler:
         self._outbox.pop(owner, None)
         return len(requests)
 
-    def plan(self, now_s: float) -> EncodePlan | None:
-        """Fails what ran out of time and takes the inputs of the next step; None when there is nothing to run."""
+    def plan(self, now_s: float, max_steps: int = 1) -> EncodePlan | None:
+        """Fails what ran out of time and takes the inputs of the next step; None when there is nothing to run.
+
+        ``max_steps`` is for schedulers of tokens: a step of texts is always one.
+        """
         self._fail_late(now_s)
         queue = [(r.encode.priority, r.turn, r.order, r) for r in self._requests.values() if r.has_more]
         heapq.heapify(queue)

@@ -48,6 +48,22 @@ class StepVm(Protocol):
         """Runs one step: [R], [R], [S + 1], [S, B], [L] in; results [L], top ids and log-probs [L, max_top] out."""
         ...
 
+    def decode(
+        self,
+        tokens: Int32s,
+        positions: Int32s,
+        seq_starts: Int32s,
+        block_tables: Int32s,
+        outputs: npt.NDArray[np.void],
+        *,
+        num_steps: int,
+        stop_ids: Int32s,
+        stop_starts: Int32s,
+        wake_fd: int,
+    ) -> tuple[npt.NDArray[np.void], Int32s, Float32s]:
+        """Runs decode steps in a row, at most ``num_steps``; the results of all, one step after the other."""
+        ...
+
 
 class _Call(NamedTuple):
     """The arrays of one VM call; views into the executor's own, ``output_positions`` into ``outputs``."""
@@ -72,10 +88,21 @@ class Executor:
         max_rows, max_sequences: limits of a plan, as given to the VM.
         context_tokens: the longest sequence; sizes the block tables.
         vocab_size: sizes the token masks.
+        wake_fd: ends steps in a row when it has something to read; −1 for none.
     """
 
-    def __init__(self, vm: StepVm, *, max_rows: int, max_sequences: int, context_tokens: int, vocab_size: int) -> None:
+    def __init__(
+        self,
+        vm: StepVm,
+        *,
+        max_rows: int,
+        max_sequences: int,
+        context_tokens: int,
+        vocab_size: int,
+        wake_fd: int = -1,
+    ) -> None:
         self._vm = vm
+        self._wake_fd = wake_fd
         max_blocks = -(-context_tokens // BLOCK_TOKENS)
         self._tokens = np.zeros(max_rows, np.int32)  # [R]
         self._positions = np.zeros(max_rows, np.int32)  # [R]
@@ -91,10 +118,12 @@ class Executor:
         score = np.zeros(1, OUTPUT_DTYPE)
         score["top_p"] = score["repetition"] = 1.0
         self._score_row = score[0]
-        self._repeat: _Call | None = None  # what was prepared last, where it can be moved on by one
+        self._repeat: _Call | None = None  # what was prepared last, where it can be moved on
+        self._num_steps = 0  # that were run since
+        self._stops: tuple[Int32s, Int32s] | None = None  # stop ids of its sequences, and where each one's begin
 
     def run(self, plan: StepPlan) -> StepResult:
-        """Runs one step.
+        """Runs one step, or as many decode steps in a row as the plan allows.
 
         Raises:
             ValueError: the VM refused an id, position or block: a bug in the bookkeeping above, not in a request.
@@ -103,10 +132,13 @@ class Executor:
         call = self._repeat
         if call is not None and plan.is_repeat:
             call.tokens[:] = [chunk.request.last_token for chunk in plan.chunks]
-            np.add(call.positions, 1, out=call.positions)
-            np.add(call.output_positions, 1, out=call.output_positions)
+            np.add(call.positions, self._num_steps, out=call.positions)
+            np.add(call.output_positions, self._num_steps, out=call.output_positions)
         else:
             call = self._prepare(plan)
+        if plan.num_steps > 1:
+            return self._decode(plan, call)
+        self._num_steps = 1
         results, top_ids, top_logprobs = self._vm.step(
             call.tokens,
             call.positions,
@@ -119,6 +151,27 @@ class Executor:
             bias_values=call.bias_values,
             masks=call.masks,
         )
+        return StepResult(results, top_ids, top_logprobs)
+
+    def _decode(self, plan: StepPlan, call: _Call) -> StepResult:
+        if self._stops is None:
+            stops = [chunk.request.stop_array for chunk in plan.chunks]
+            starts = np.zeros(len(stops) + 1, np.int32)
+            np.cumsum([len(ids) for ids in stops], out=starts[1:])
+            self._stops = np.concatenate(stops), starts
+        stop_ids, stop_starts = self._stops
+        results, top_ids, top_logprobs = self._vm.decode(
+            call.tokens,
+            call.positions,
+            call.seq_starts,
+            call.tables,
+            call.outputs,
+            num_steps=plan.num_steps,
+            stop_ids=stop_ids,
+            stop_starts=stop_starts,
+            wake_fd=self._wake_fd,
+        )
+        self._num_steps = len(results) // len(plan.chunks)
         return StepResult(results, top_ids, top_logprobs)
 
     def _prepare(self, plan: StepPlan) -> _Call:
@@ -142,6 +195,7 @@ class Executor:
         )
         has_history = bool(counts or biases or num_masks)  # penalties, bans and masks change from step to step
         self._repeat = None if has_history else call
+        self._stops = None
         return call
 
     def _write_rows(self, plan: StepPlan) -> int:

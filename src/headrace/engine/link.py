@@ -87,6 +87,11 @@ class Link:
         return self._wake_out.fileno()
 
     @property
+    def ready_fd(self) -> int:
+        """A descriptor that can be read while ``poll`` would return something at once; −1 where there is none."""
+        return self._selector.fileno() if isinstance(self._selector, selectors.EpollSelector) else -1
+
+    @property
     def peer_ids(self) -> list[int]:
         """Peers that have said Hello."""
         return [peer.id for peer in self._peers.values() if peer.has_greeted]

@@ -170,8 +170,17 @@ def inspect(launch: WorkerLaunch, *, available_bytes: int | None = None) -> Insp
     )
 
 
-def load(inspection: Inspection, clock: Clock, progress: Progress = lambda stage, ratio: None) -> Loaded:
+def load(
+    inspection: Inspection,
+    clock: Clock,
+    progress: Progress = lambda stage, ratio: None,
+    *,
+    wake_fd: int = -1,
+) -> Loaded:
     """Reads the weights, builds the VM and runs its first steps.
+
+    Args:
+        wake_fd: ends decode steps that run in a row when it has something to read; −1 for none.
 
     Raises:
         ModelFormatError: a weight holds what the VM or the packer refuses, or the model makes NaN of its first prompt.
@@ -206,7 +215,7 @@ def load(inspection: Inspection, clock: Clock, progress: Progress = lambda stage
         )
         _warm_up_encoder(executor, config, pace, clock)
     else:
-        executor = make_executor(vm, config)
+        executor = make_executor(vm, config, wake_fd)
         _warm_up(vm, config, pace, clock, weight_bytes=inspection.weight_bytes)
     moments_s.append(clock.now_s())
     weights_s, program_s, warm_up_s = (round(stop - start, 3) for start, stop in pairwise(moments_s))
@@ -315,14 +324,15 @@ def _packed_cache(inspection: Inspection) -> PackedCache | None:
     )
 
 
-def make_executor(vm: StepVm, config: SchedulerConfig) -> Executor:
-    """Returns an executor for plans of a scheduler with these limits."""
+def make_executor(vm: StepVm, config: SchedulerConfig, wake_fd: int = -1) -> Executor:
+    """Returns an executor for plans of a scheduler with these limits; ``wake_fd`` as ``load`` says."""
     return Executor(
         vm,
         max_rows=config.max_step_tokens,
         max_sequences=config.max_sequences,
         context_tokens=config.context_tokens,
         vocab_size=config.vocab_size,
+        wake_fd=wake_fd,
     )
 
 

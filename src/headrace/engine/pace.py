@@ -29,6 +29,11 @@ class Pace:
         return max(self._step_s, self._row_s * self._max_step_tokens)
 
     @property
+    def decode_step_s(self) -> float:
+        """Seconds of a step of few rows; 0 before one was measured."""
+        return self._step_s
+
+    @property
     def prefill_tokens_per_s(self) -> float:
         """Rows per second of prefill steps; 0 before one was measured."""
         return 1.0 / self._row_s if self._row_s > 0.0 else 0.0

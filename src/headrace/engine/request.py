@@ -78,6 +78,7 @@ class Request:
         "rule",
         "seat",
         "slot",
+        "stop_array",
         "stop_ids",
         "submit",
         "token_limit",
@@ -121,6 +122,7 @@ class Request:
         self.seat = 0  # changes each time that it is let in
         self.is_ended = False
         self.stop_ids = frozenset(submit.stop_token_ids) | (frozenset() if submit.ignore_eos else eos_token_ids)
+        self.stop_array = np.array(sorted(self.stop_ids), np.int32)
         sampling = submit.sampling
         self.counts: TokenCounts | None = None
         if sampling.repetition_penalty != 1.0:
@@ -157,6 +159,11 @@ class Request:
     def has_mask(self) -> bool:
         """Whether only some tokens may be chosen next."""
         return self.rule is not None or self._allowed is not None or bool(self._bad_words)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether what it chooses next depends on the tokens before only: no penalties, biases or masks."""
+        return self.counts is None and not self.has_mask and self.bias is None
 
     def fill_mask(self, mask: npt.NDArray[np.uint32]) -> None:
         """Writes which tokens may be chosen next: [words] u32, bit t of word t/32 is token t."""

@@ -34,7 +34,9 @@ class StepPlan:
 
     Args:
         is_repeat: the plan before this one decoded the same sequences in the same order from the same blocks, and each
-            has moved on by one token: what was prepared for that step needs only new tokens and positions.
+            has moved on by the tokens of its steps: what was prepared needs only new tokens and positions.
+        num_steps: decode steps to run in a row, at most; above 1 only where every chunk is one sampled row whose choice
+            needs nothing but the tokens before it, and holds the blocks of all steps.
     """
 
     chunks: tuple[Chunk, ...]
@@ -43,11 +45,12 @@ class StepPlan:
     num_scored: int
     is_repeat: bool
     reason: str
+    num_steps: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What the VM says, in the order of the plan's output rows.
+    """What the VM says, in the order of the plan's output rows; one step after the other where several were run.
 
     Args:
         results: [L] RESULT_DTYPE

@@ -75,8 +75,8 @@ class WorkScheduler(Protocol):
         """Ends all requests of a peer that is gone."""
         ...
 
-    def plan(self, now_s: float) -> WorkPlan | None:
-        """Decides the next step."""
+    def plan(self, now_s: float, max_steps: int = 1) -> WorkPlan | None:
+        """Decides the next step, or so many that may be run in a row."""
         ...
 
     def complete(self, plan: Any, result: Any, now_s: float) -> None:

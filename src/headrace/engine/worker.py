@@ -5,7 +5,8 @@
 Life: inspect the model (wrong ones end the process here, with one line and their exit code) → serve the link while
 the weights load in a second thread → ready → step while there is work, sleep in ``poll`` while there is none →
 SIGTERM drains → end. Between two steps everything that arrived is taken and everything that happened is sent: one Step
-frame per peer and step. A worker that loses its parent is killed by the kernel.
+frame per peer and step. Several decode steps of a small model in a row are one step here, unless something arrives
+(``policy.burst``). A worker that loses its parent is killed by the kernel.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from headrace.engine.link import Link, Request
 from headrace.engine.loader import Inspection, Loaded, inspect, load
 from headrace.engine.scheduler import Scheduler
 from headrace.engine.work import WorkPlan, WorkScheduler
+from headrace.policy.burst import burst_steps
 from headrace.protocol.frames import (
     HEARTBEAT_INTERVAL_S,
     LINK_VERSION,
@@ -123,7 +125,8 @@ class Worker:
         while not self._must_end():
             self._serve(self._poll_timeout_s())
             if self._loaded is not None:
-                plan = self._scheduler.plan(self._clock.now_s())
+                max_steps = burst_steps(self._loaded.pace.decode_step_s)
+                plan = self._scheduler.plan(self._clock.now_s(), max_steps)
                 self._send_events()  # Started goes out before the step, so a queue timer stops in time
                 if plan is not None:
                     self._run_step(self._loaded, plan)
@@ -247,6 +250,7 @@ class Worker:
     def _run_step(self, loaded: Loaded, plan: WorkPlan) -> None:
         num_threads = loaded.threads.choose(plan.num_rows)
         started_at_s = self._clock.now_s()
+        num_before = self._scheduler.totals.steps
         try:
             loaded.vm.use_threads(num_threads)
             result = loaded.executor.run(plan)
@@ -262,8 +266,9 @@ class Worker:
             self._scheduler.fail_step(plan, EngineError.code, "the engine failed in this step; see the worker's log")
         else:
             self._num_failed_steps = 0
-            loaded.pace.observe(plan.num_rows, now_s - started_at_s)
-            loaded.threads.observe(plan.num_rows, num_threads, now_s - started_at_s)
+            step_s = (now_s - started_at_s) / max(1, self._scheduler.totals.steps - num_before)
+            loaded.pace.observe(plan.num_rows, step_s)
+            loaded.threads.observe(plan.num_rows, num_threads, step_s)
 
     def _send_events(self) -> None:
         for peer_id, events in self._scheduler.take_events().items():
@@ -341,7 +346,9 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         inspection = inspect(launch)
         link = Link(socket.socket(fileno=launch.socket_fd))
-        worker = Worker(inspection, link, clock, lambda progress: load(inspection, clock, progress))
+        worker = Worker(
+            inspection, link, clock, lambda progress: load(inspection, clock, progress, wake_fd=link.ready_fd)
+        )
         _handle_signals(worker, link)
         started_at_s = clock.now_s()
         log.info("worker_started", pid=os.getpid(), model=launch.served_name)

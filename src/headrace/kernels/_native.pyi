@@ -51,6 +51,21 @@ class Vm:
         masks: NDArray[np.uint32],
         num_records: int,
     ) -> None: ...
+    def decode(
+        self,
+        tokens: NDArray[np.int32],
+        positions: NDArray[np.int32],
+        seq_starts: NDArray[np.int32],
+        block_tables: NDArray[np.int32],
+        outputs: NDArray[np.uint8],
+        results: NDArray[np.uint8],
+        top_ids: NDArray[np.int32],
+        top_logprobs: NDArray[np.float32],
+        steps: int,
+        stop_ids: NDArray[np.int32],
+        stop_starts: NDArray[np.int32],
+        wake_fd: int,
+    ) -> int: ...
     def read_arena(self, offset: int, out: NDArray[np.float32]) -> None: ...
     def read_page(self, layer: int, block: int, head: int, is_value: bool, out: NDArray[np.float32]) -> None: ...
     @property

@@ -351,6 +351,67 @@ class Vm:
             raise ValueError(f"an array of the step has the wrong dtype, dimensions or order: {error}") from error
         return results, top_ids, top_logprobs
 
+    def decode(
+        self,
+        tokens: NDArray[np.int32],
+        positions: NDArray[np.int32],
+        seq_starts: NDArray[np.int32],
+        block_tables: NDArray[np.int32],
+        outputs: NDArray[np.void],
+        *,
+        num_steps: int,
+        stop_ids: NDArray[np.int32],
+        stop_starts: NDArray[np.int32],
+        wake_fd: int = -1,
+    ) -> tuple[NDArray[np.void], NDArray[np.int32], NDArray[np.float32]]:
+        """Runs decode steps in a row: each of S sequences goes on with the token that it chose.
+
+        Ends early after the step in which a sequence chose one of its stop ids or gave no number, or when ``wake_fd``
+        has something to read. The tokens are those that single steps would choose.
+
+        Args:
+            tokens, positions: [S], of the first step.
+            seq_starts: [S + 1], 0 … S.
+            block_tables: [S, B], with the pages of all steps.
+            outputs: [S] OUTPUT_DTYPE of the first step, row i of sequence i, without penalties, biases or mask.
+            num_steps: how many at most.
+            stop_ids: tokens that end a sequence, of all sequences.
+            stop_starts: [S + 1] ranges of them.
+            wake_fd: a descriptor, −1 for none.
+
+        Returns:
+            results [n · S] RESULT_DTYPE of the n steps that ran, one step after the other; top_ids and top_logprobs
+            [n · S, max_top].
+
+        Raises:
+            ValueError: an input is outside the limits. Nothing was run.
+        """
+        size = outputs.shape[0] * num_steps
+        results = np.zeros(size, dtype=RESULT_DTYPE)
+        top_ids = np.zeros((size, self.max_top), dtype=np.int32)
+        top_logprobs = np.zeros((size, self.max_top), dtype=np.float32)
+        if outputs.dtype != OUTPUT_DTYPE:
+            raise ValueError(f"outputs have dtype {outputs.dtype}, they must have OUTPUT_DTYPE")
+        try:
+            done = self._native.decode(
+                tokens,
+                positions,
+                seq_starts,
+                block_tables,
+                _as_bytes(outputs),
+                results.view(np.uint8),
+                top_ids,
+                top_logprobs,
+                num_steps,
+                stop_ids,
+                stop_starts,
+                wake_fd,
+            )
+        except TypeError as error:
+            raise ValueError(f"an array of the step has the wrong dtype, dimensions or order: {error}") from error
+        size = outputs.shape[0] * done
+        return results[:size], top_ids[:size], top_logprobs[:size]
+
     def read_buffer(self, offset: int, rows: int, width: int) -> NDArray[np.float32]:
         """Copies f32 [rows, width] out of the arena; for tests and traces."""
         out = np.empty(rows * width, dtype=np.float32)

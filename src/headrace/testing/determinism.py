@@ -94,5 +94,7 @@ def heard_by(machine: Machine, request_id: str) -> list[object]:
     """Returns a request's tokens and log-probabilities, bit for bit, and how it ended."""
     ending = machine.ending(request_id)
     assert isinstance(ending, Finished), ending
-    tokens = [(event.ids, event.logprobs) for event in machine.events[request_id] if isinstance(event, Tokens)]
-    return [*tokens, ending.reason]
+    heard = [event for event in machine.events[request_id] if isinstance(event, Tokens)]
+    tokens = [token for event in heard for token in event.ids]
+    scores = [entry for event in heard for entry in event.logprobs]
+    return [*tokens, *scores, ending.reason]

@@ -7,6 +7,7 @@ its answers, so bookkeeping is tested bit for bit without a model. It has the sh
 from __future__ import annotations
 
 from hashlib import blake2b
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -96,6 +97,48 @@ class FakeVm:
             top_ids[index, :num_top] = (chosen + np.arange(num_top)) % self._vocab_size
             top_logprobs[index, :num_top] = -1.0 - np.arange(num_top)
         return results, top_ids, top_logprobs
+
+    def decode(
+        self,
+        tokens: npt.NDArray[np.int32],
+        positions: npt.NDArray[np.int32],
+        seq_starts: npt.NDArray[np.int32],
+        block_tables: npt.NDArray[np.int32],
+        outputs: npt.NDArray[np.void],
+        *,
+        num_steps: int,
+        stop_ids: npt.NDArray[np.int32],
+        stop_starts: npt.NDArray[np.int32],
+        wake_fd: int,
+    ) -> tuple[npt.NDArray[np.void], npt.NDArray[np.int32], npt.NDArray[np.float32]]:
+        """Runs single steps in a row and ends where the real VM does, but that it never looks at ``wake_fd``."""
+        count = len(tokens)
+        assert len(outputs) == len(stop_starts) - 1 == count
+        no_ids, no_values, no_masks = np.empty(0, np.int32), np.empty(0, np.float32), np.empty((0, 0), np.uint32)
+        tokens, positions, outputs = tokens.copy(), positions.copy(), outputs.copy()
+        made = []
+        for _ in range(num_steps):
+            step = self.step(
+                tokens,
+                positions,
+                seq_starts,
+                block_tables,
+                outputs,
+                count_ids=no_ids,
+                counts=no_ids,
+                bias_ids=no_ids,
+                bias_values=no_values,
+                masks=no_masks,
+            )
+            made.append(step)
+            tokens[:] = step[0]["token"]
+            positions += 1
+            outputs["position"] += 1
+            stops = [stop_ids[start:stop] for start, stop in pairwise(stop_starts)]
+            if step[0]["status"].any() or any(token in ids for token, ids in zip(tokens, stops, strict=True)):
+                break
+        results, top_ids, top_logprobs = zip(*made, strict=True)
+        return np.concatenate(results), np.concatenate(top_ids), np.concatenate(top_logprobs)
 
     def _read(self, table: npt.NDArray[np.int32], count: int) -> npt.NDArray[np.int32]:
         first = max(0, count - self._window) if self._window else 0

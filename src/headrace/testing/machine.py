@@ -18,9 +18,13 @@ class Machine:
         config: the scheduler's limits.
         vm: what computes; a ``FakeVm`` of the right size by default.
         step_s: how far the clock moves per step.
+        max_steps: decode steps that may be run in a row; may be changed between steps.
     """
 
-    def __init__(self, config: SchedulerConfig, vm: StepVm | None = None, *, step_s: float = 0.001) -> None:
+    def __init__(
+        self, config: SchedulerConfig, vm: StepVm | None = None, *, step_s: float = 0.001, max_steps: int = 1
+    ) -> None:
+        self.max_steps = max_steps
         self.clock = ManualClock()
         self.scheduler = Scheduler(config)
         self.executor = Executor(
@@ -47,7 +51,7 @@ class Machine:
 
     def step(self) -> bool:
         """Runs one step; returns whether there was anything to run."""
-        plan = self.scheduler.plan(self.clock.now_s())
+        plan = self.scheduler.plan(self.clock.now_s(), self.max_steps)
         self.peak_running = max(self.peak_running, self.scheduler.num_running)
         self.clock.advance(self._step_s)
         if plan is not None:

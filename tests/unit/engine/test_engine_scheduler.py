@@ -331,3 +331,129 @@ def test_failed_step_ends_its_requests_and_leaves_the_queue() -> None:
     assert ending.code == "engine_out_of_memory"
     assert isinstance(machine.ending("waiting"), Finished)
     machine.scheduler.check()
+
+
+# Several decode steps in a row.
+
+
+def batches(machine: Machine, request_id: str) -> list[list[int]]:
+    return [event.ids for event in machine.events[request_id] if isinstance(event, Tokens)]
+
+
+def test_tokens_of_steps_in_a_row_come_together_and_are_the_same() -> None:
+    machine = Machine(CONFIG, max_steps=4)
+    request = submit(max_tokens=10)
+
+    machine.run(request)
+
+    assert machine.tokens("r") == expected_tokens(request, 10)
+    assert [len(ids) for ids in batches(machine, "r")] == [1, 4, 4, 1]
+    assert machine.scheduler.totals.steps == 10
+    assert machine.scheduler.totals.generation_tokens == 10
+    machine.scheduler.check()
+
+
+def test_steps_in_a_row_cross_pages_and_publish_them() -> None:
+    machine = Machine(CONFIG, max_steps=8)
+    request = submit(length=30, max_tokens=80)
+
+    machine.run(request)
+    machine.run(Submit("again", [*request.prompt_ids, *machine.tokens("r")], 1))
+
+    assert machine.tokens("r") == expected_tokens(request, 80)
+    assert machine.events["again"][0] == Started("again", 96)
+    machine.scheduler.check()
+
+
+def test_a_stop_id_ends_steps_in_a_row_for_its_request_alone() -> None:
+    request = submit(max_tokens=20)
+    other = submit("other", length=11, max_tokens=20)
+    stop = expected_tokens(request, 4)[3]
+    assert stop not in expected_tokens(other, 20)
+    machine = Machine(CONFIG, max_steps=8)
+
+    machine.run(msgspec.structs.replace(request, stop_token_ids=[stop]), other)
+
+    ending = machine.ending("r")
+    assert isinstance(ending, Finished)
+    assert (ending.stop_token_id, ending.output_tokens) == (stop, 3)
+    assert machine.tokens("r") == expected_tokens(request, 3)
+    assert machine.tokens("other") == expected_tokens(other, 20)
+
+
+def test_a_row_that_is_not_a_number_keeps_the_tokens_before_it() -> None:
+    request = submit(max_tokens=20)
+    bad = expected_tokens(request, 5)[4]
+    machine = Machine(CONFIG, FakeVm(CONFIG.num_blocks, VOCAB, nan_after=bad), max_steps=8)
+
+    machine.run(request)
+
+    assert isinstance(machine.ending("r"), Failed)
+    assert machine.tokens("r") == expected_tokens(request, 5)
+    machine.scheduler.check()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"sampling": Sampling(repetition_penalty=1.1)},
+        {"sampling": Sampling(logit_bias={3: 1.0})},
+        {"allowed_token_ids": list(range(VOCAB))},
+        {"min_tokens": 20, "stop_token_ids": [5]},
+    ],
+    ids=["penalty", "bias", "mask", "min_tokens"],
+)
+def test_a_choice_that_depends_on_more_than_tokens_is_made_step_by_step(changes: dict[str, object]) -> None:
+    machine = Machine(CONFIG, max_steps=8)
+
+    machine.run(submit(max_tokens=20, **changes), submit("beside", length=12, max_tokens=20))
+
+    assert all(len(ids) == 1 for ids in batches(machine, "r"))
+    assert machine.tokens("beside") == expected_tokens(submit("beside", length=12), 20)
+
+
+def test_who_could_be_let_in_is_not_kept_waiting_by_steps_in_a_row() -> None:
+    machine = Machine(replace(CONFIG, num_blocks=16, context_tokens=512), max_steps=8)
+    machine.submit(submit(length=100, max_tokens=100))
+    machine.step()
+    machine.step()
+    machine.submit(submit("wide", length=480, max_tokens=1))  # needs more blocks than are left: it waits
+
+    machine.step()
+    machine.step()
+
+    assert [len(ids) for ids in batches(machine, "r")][-2:] == [1, 1]
+
+
+def test_a_full_house_runs_steps_in_a_row_though_others_wait() -> None:
+    machine = Machine(CONFIG, max_steps=5)
+
+    machine.submit(*(submit(f"r{index}", length=10 + index, max_tokens=30) for index in range(5)))
+    for _ in range(3):
+        machine.step()
+
+    assert [len(ids) for ids in batches(machine, "r0")] == [1, 5, 5]
+    assert machine.scheduler.num_waiting == 1
+
+
+def test_steps_in_a_row_take_no_blocks_that_somebody_needs() -> None:
+    config = replace(CONFIG, num_blocks=16, has_prefix_cache=False)
+    machine = Machine(config, max_steps=8)
+    requests = [submit(f"r{index}", length=110 + index, max_tokens=60) for index in range(4)]
+
+    machine.run(*requests)
+
+    for request in requests:
+        assert machine.tokens(request.request_id) == expected_tokens(request, 60)
+    machine.scheduler.check()
+
+
+def test_log_probabilities_come_with_every_token_of_steps_in_a_row() -> None:
+    machine = Machine(CONFIG, max_steps=4)
+
+    machine.run(submit(max_tokens=9, sampling=Sampling(num_logprobs=2)))
+
+    events = [event for event in machine.events["r"] if isinstance(event, Tokens)]
+    for event in events:
+        assert [entry.top_ids[0] for entry in event.logprobs] == event.ids
+        assert all(len(entry.top_ids) == 2 for entry in event.logprobs)
