@@ -111,8 +111,12 @@ def _find_children(value: Any) -> list[dict[str, Any]]:
 
 
 @contextmanager
-def serve(model: Path, folder: Path, *flags: str) -> Iterator[Server]:
-    """Starts the server on free ports, waits until it is ready, and ends it with SIGTERM."""
+def serve(model: Path | None, folder: Path, *flags: str) -> Iterator[Server]:
+    """Starts the server on free ports, waits until it is ready, and ends it with SIGTERM.
+
+    Args:
+        model: None where the flags name the models.
+    """
     env = {
         **os.environ,
         "HOME": str(folder),
@@ -126,7 +130,7 @@ def serve(model: Path, folder: Path, *flags: str) -> Iterator[Server]:
         "-m",
         "headrace",
         "serve",
-        str(model),
+        *([] if model is None else [str(model)]),
         "--port",
         "0",
         "--admin-port",

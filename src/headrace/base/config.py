@@ -10,8 +10,8 @@ import difflib
 import re
 import types
 import typing
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -19,6 +19,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
+from headrace.base.config_models import check_models, read_models
 from headrace.base.config_schema import (
     InferenceEngine,
     KernelConfig,
@@ -29,11 +30,13 @@ from headrace.base.config_schema import (
     Server,
     Store,
 )
+from headrace.base.config_yaml import Given, read_sections
 from headrace.base.errors import ConfigError
 
 CONFIG_FILE_NAME: Final = "headrace.yaml"
 MAX_FILE_BYTES: Final = 2**20  # a configuration of a megabyte is some other file
 ENV_PREFIX: Final = "HEADRACE_"
+MODELS: Final = "models"
 
 # Variables that are ours but no settings: the file to read.
 _OTHER_ENV: Final = frozenset({"HEADRACE_CONFIG"})
@@ -68,6 +71,8 @@ class Config:
 
     Args:
         origins: ``section.name`` → ``default``, ``headrace.yaml:7``, ``env HEADRACE_…`` or ``flag --…``.
+        models: of several models in one deployment each one's whole settings, by its canonical name; empty where the
+            settings are one model's own.
     """
 
     inference_engine: InferenceEngine
@@ -78,6 +83,7 @@ class Config:
     paths: Paths
     log: Log
     origins: Mapping[str, str]
+    models: Mapping[str, Config] = field(default_factory=dict)
 
     def value(self, key: str) -> object:
         """Gives the value of ``section.name``."""
@@ -94,12 +100,6 @@ class Config:
         return self.log.format == "json" or (self.log.format == "auto" and not is_terminal)
 
 
-@dataclass(frozen=True, slots=True)
-class _Given:
-    value: object
-    origin: str
-
-
 def list_settings() -> list[Setting]:
     """Gives every setting in the schema's order."""
     settings = []
@@ -107,39 +107,62 @@ def list_settings() -> list[Setting]:
         model = section_field.annotation
         assert isinstance(model, type)
         assert issubclass(model, BaseModel)
-        for name, field in model.model_fields.items():
+        for name, info in model.model_fields.items():
             settings.append(
                 Setting(
                     key=f"{section}.{name}",
                     env=f"{ENV_PREFIX}{section}_{name}".upper(),
-                    default=field.default,
-                    description=field.description or "",
-                    type_text=_type_text(field),
+                    default=info.default,
+                    description=info.description or "",
+                    type_text=_type_text(info),
                 )
             )
     return settings
 
 
-def load_config(file: Path | None, env: Mapping[str, str], flags: Mapping[str, object]) -> Config:
+def load_config(
+    file: Path | None,
+    env: Mapping[str, str],
+    flags: Mapping[str, object],
+    models: Mapping[str, Mapping[str, object]] | None = None,
+) -> Config:
     """Reads all three sources and gives one checked, frozen value.
 
     Args:
         file: the YAML file, or None for none.
         env: the environment; only names that begin with ``HEADRACE_`` are looked at.
         flags: ``section.name`` → value; None means that the flag was not given.
+        models: several models named on the command line: name → ``section.name`` → value.
 
     Raises:
         ConfigError: an unreadable file, an unknown or doubled key, a wrong value; names file, line and nearest key.
     """
     settings = {setting.key: setting for setting in list_settings()}
-    given: dict[str, _Given] = {}
+    given: dict[str, Given] = {}
+    own: dict[str, dict[str, Given]] | None = None
     if file is not None:
-        given |= _read_file(file, settings)
+        found, own = _read_file(file, list(settings))
+        given |= found
     given |= _read_env(env, settings)
     for key, value in flags.items():
         assert key in settings, f"flag for the unknown setting {key}"
         if value is not None:
-            given[key] = _Given(value, f"flag {flag_name(key)}")
+            given[key] = Given(value, f"flag {flag_name(key)}")
+    if models:
+        if own is not None:
+            raise ConfigError(f"{file} has models, and the command line names others: leave out one of them")
+        own = {
+            name: {key: Given(value, "command line") for key, value in values.items()}
+            for name, values in models.items()
+        }
+    common = _build(given, settings)
+    if own is None:
+        return common
+    check_models(own, given)
+    return replace(common, models={name: _build(given | more, settings) for name, more in own.items()})
+
+
+def _build(given: Mapping[str, Given], settings: Mapping[str, Setting]) -> Config:
     values: dict[str, dict[str, object]] = {}
     for key, item in given.items():
         section, name = key.split(".")
@@ -175,7 +198,8 @@ def flag_name(key: str) -> str:
     return "--" + key.split(".")[1].replace("_", "-")
 
 
-def _read_file(file: Path, settings: Mapping[str, Setting]) -> dict[str, _Given]:
+def _read_file(file: Path, keys: Sequence[str]) -> tuple[dict[str, Given], dict[str, dict[str, Given]] | None]:
+    """Gives the common settings, and those of each model where the file has ``models``."""
     try:
         with file.open("rb") as stream:
             data = stream.read(MAX_FILE_BYTES + 1)
@@ -185,7 +209,11 @@ def _read_file(file: Path, settings: Mapping[str, Setting]) -> dict[str, _Given]
         raise ConfigError(f"{file}: over {MAX_FILE_BYTES} bytes: this is no configuration file")
     try:
         root = yaml.compose(data.decode(), Loader=yaml.SafeLoader)
-        given = dict(_read_sections(file, root, settings)) if root is not None else {}
+        if root is None:
+            return {}, None
+        given = dict(read_sections(file, root, keys, skipped=MODELS))
+        (models,) = [value for key, value in root.value if key.value == MODELS] or [None]
+        own = None if models is None else dict(read_models(file, models, keys))
     except UnicodeDecodeError as error:
         raise ConfigError(f"{file}: not UTF-8 at byte {error.start}") from error
     except yaml.MarkedYAMLError as error:
@@ -195,54 +223,13 @@ def _read_file(file: Path, settings: Mapping[str, Setting]) -> dict[str, _Given]
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         first_line = (str(error).splitlines() or ["nested too deeply"])[0]
         raise ConfigError(f"{file}: not YAML: {first_line}") from error
-    return given
+    return given, own
 
 
-def _read_sections(file: Path, root: yaml.Node, settings: Mapping[str, Setting]) -> Iterator[tuple[str, _Given]]:
-    sections = sorted({key.split(".")[0] for key in settings})
-    for section, section_node, place in _walk(file, root, "the file"):
-        if section not in sections:
-            raise ConfigError(f"{place}: unknown section {section!r}{_nearest(section, sections, settings)}")
-        if isinstance(section_node, yaml.ScalarNode) and section_node.tag == "tag:yaml.org,2002:null":
-            continue  # `server:` with nothing under it
-        names = [key.split(".")[1] for key in settings if key.startswith(f"{section}.")]
-        for name, value_node, value_place in _walk(file, section_node, section):
-            if name not in names:
-                nearest = _nearest(name, names, settings)
-                raise ConfigError(f"{value_place}: unknown key {section}.{name}{nearest}")
-            if not isinstance(value_node, yaml.ScalarNode):
-                raise ConfigError(f"{value_place}: {section}.{name} takes one value, not a list or a map")
-            yield f"{section}.{name}", _Given(_scalar(value_node), value_place)
-
-
-def _walk(file: Path, node: yaml.Node, what: str) -> Iterator[tuple[str, yaml.Node, str]]:
-    if not isinstance(node, yaml.MappingNode):
-        raise ConfigError(f"{file}:{node.start_mark.line + 1}: {what} must be a map of `key: value` lines")
-    seen: dict[str, str] = {}
-    for key_node, value_node in node.value:
-        place = f"{file}:{key_node.start_mark.line + 1}"
-        if not isinstance(key_node, yaml.ScalarNode):
-            raise ConfigError(f"{place}: a key must be a word")
-        key = str(key_node.value)
-        if key in seen:
-            raise ConfigError(f"{place}: {key} stands twice, first at {seen[key]}")
-        seen[key] = place
-        yield key, value_node, place
-
-
-def _scalar(node: yaml.ScalarNode) -> object:
-    constructor = yaml.SafeLoader("")
-    try:
-        value: object = constructor.construct_object(node)
-    finally:
-        constructor.dispose()
-    return value
-
-
-def _read_env(env: Mapping[str, str], settings: Mapping[str, Setting]) -> dict[str, _Given]:
+def _read_env(env: Mapping[str, str], settings: Mapping[str, Setting]) -> dict[str, Given]:
     by_env = {setting.env: setting for setting in settings.values()}
     by_env |= {name: settings[key] for name, key in _ALIASES.items()}
-    given: dict[str, _Given] = {}
+    given: dict[str, Given] = {}
     for name in sorted(name for name in env if name.startswith(ENV_PREFIX)):
         if name in _OTHER_ENV or _SERVICE_LINK.match(name):
             continue
@@ -250,7 +237,7 @@ def _read_env(env: Mapping[str, str], settings: Mapping[str, Setting]) -> dict[s
         if setting is None:
             close = difflib.get_close_matches(name, by_env, n=1, cutoff=0.0)
             raise ConfigError(f"environment: unknown variable {name}: the nearest is {close[0]}")
-        given[setting.key] = _Given(_parse_text(env[name], setting), f"env {name}")
+        given[setting.key] = Given(_parse_text(env[name], setting), f"env {name}")
     return given
 
 
@@ -268,20 +255,7 @@ def _parse_text(text: str, setting: Setting) -> object:
     return value
 
 
-def _nearest(name: str, candidates: list[str], settings: Mapping[str, Setting]) -> str:
-    """Gives the hint behind an unknown name: the nearest one, here or in another section."""
-    here = difflib.get_close_matches(name, candidates, n=1, cutoff=0.75)
-    if here:
-        return f": did you mean {here[0]}?"
-    by_name = {key.split(".")[1]: key for key in settings}
-    elsewhere = difflib.get_close_matches(name, by_name, n=1, cutoff=0.75)
-    if elsewhere:
-        return f": did you mean {by_name[elsewhere[0]]}?"
-    nearest = difflib.get_close_matches(name, candidates, n=1, cutoff=0.0)
-    return f": the nearest is {nearest[0]}" if nearest else ""
-
-
-def _explain(error: ValidationError, given: Mapping[str, _Given]) -> str:
+def _explain(error: ValidationError, given: Mapping[str, Given]) -> str:
     """Gives one line per wrong value: where it stands, what it is and what it may be."""
     lines = []
     for problem in error.errors(include_url=False):

@@ -18,6 +18,7 @@ Count = Annotated[int, Field(ge=1, le=1_000_000)]
 Tokens = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Port = Annotated[int, Field(ge=0, le=65535)]
 Duration = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
+Share = Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)]
 Size = Annotated[int, Field(ge=1, le=2**40)]
 Text = Annotated[str, Field(min_length=1, max_length=4096)]
 
@@ -63,6 +64,12 @@ class InferenceEngine(Section):
     )
     prefix_cache: bool = Field(
         default=True, description="Keep finished KV pages for later requests with the same beginning."
+    )
+    thread_share: Share = Field(
+        default=1.0, description="Weight of this model's steps where several models share the threads."
+    )
+    memory_share: Share = Field(
+        default=1.0, description="Weight of this model's KV pool where several models share the memory."
     )
     packed_cache_gib: Annotated[float, Field(ge=0, le=65_536, allow_inf_nan=False)] = Field(
         default=32.0,

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
 import typer
 
 from headrace.cli.output import JsonOption, print_json, print_table
 from headrace.cli.settings import ConfigOption, load_settings
+
+if TYPE_CHECKING:
+    from headrace.base.config import Config, Setting
+    from headrace.fleet.server import Model
 
 app = typer.Typer(help="Show and check the settings.", no_args_is_help=True)
 
@@ -18,38 +25,93 @@ def show(config: ConfigOption = None, as_json: JsonOption = False) -> None:
 
     loaded = load_settings(config, {})
     settings = list_settings()
+
+    def own(model: Config) -> list[Setting]:
+        return [item for item in settings if model.origins[item.key] != loaded.origins[item.key]]
+
+    def values_of(config: Config, items: Iterable[Setting]) -> dict[str, dict[str, object]]:
+        return {item.key: {"value": config.value(item.key), "origin": config.origins[item.key]} for item in items}
+
     if as_json:
-        values = {item.key: {"value": loaded.value(item.key), "origin": loaded.origins[item.key]} for item in settings}
         fixed = {name: {"value": value, "origin": "fixed"} for name, (value, _) in FIXED_LIMITS.items()}
-        print_json({"settings": values, "fixed_limits": fixed})
+        models = {name: values_of(model, own(model)) for name, model in loaded.models.items()}
+        print_json({"settings": values_of(loaded, settings), "models": models, "fixed_limits": fixed})
         return
     rows = [(item.key, _text(loaded.value(item.key)), loaded.origins[item.key]) for item in settings]
+    for name, model in loaded.models.items():
+        rows += [(f"models.{name}.{i.key}", _text(model.value(i.key)), model.origins[i.key]) for i in own(model)]
     rows += [(f"({name})", _text(value), "fixed") for name, (value, _) in FIXED_LIMITS.items()]
     print_table(("setting", "value", "origin"), rows)
 
 
 @app.command()
 def check(config: ConfigOption = None, as_json: JsonOption = False) -> None:
-    """Check the settings, and against the model where it is on this machine; exit code 2 when something is wrong."""
-    from headrace.cli.deployment import find_model, resolve_settings
+    """Check the settings, and against the models that are on this machine; exit code 2 when something is wrong.
+
+    Of several models it says what part of the memory and the threads each gets.
+    """
+    from headrace.cli.deployment import agree, find_model, share_memory
 
     loaded = load_settings(config, {})
-    path = find_model(loaded)
-    warnings = resolve_settings(loaded, path)[1].warnings if path is not None else ()
+    names: dict[str | None, Config] = dict(loaded.models.items()) or {None: loaded}
+    found = {name: path for name, own in names.items() if (path := find_model(own)) is not None}
+    missing = [name for name in names if name not in found]
+    models = [agree(names[name], path, name) for name, path in found.items()]
+    if loaded.models and not missing:
+        models = share_memory(models)
+    warnings = [
+        (key if name is None else f"models.{name}.{key}", message)
+        for name, model in zip(found, models, strict=True)
+        for key, message in model.resolved.warnings
+    ]
     if as_json:
         print_json(
             {
                 "is_good": True,
-                "is_model_checked": path is not None,
+                "is_model_checked": not missing,
+                "models": [_plan(model) for model in models],
                 "warnings": [{"key": key, "message": message} for key, message in warnings],
             }
         )
         return
     for key, message in warnings:
         typer.echo(f"warning: {key}: {message}")
-    typer.echo(
-        "the settings are good" if path else "the settings are good; the model is not here to check them against"
-    )
+    if loaded.models and models:
+        print_memory(models)
+    if not missing:
+        typer.echo("the settings are good")
+    elif loaded.models:
+        typer.echo(f"the settings are good; not here to be checked: {', '.join(str(name) for name in missing)}")
+    else:
+        typer.echo("the settings are good; the model is not here to check them against")
+
+
+def _plan(model: Model) -> dict[str, object]:
+    return {
+        "names": model.names,
+        "kind": model.kind,
+        "threads": model.resolved.threads,
+        "thread_share": model.config.inference_engine.thread_share,
+        "memory_bytes": model.memory_bytes,
+    }
+
+
+def print_memory(models: Sequence[Model]) -> None:
+    """Prints what each of several models gets of this machine."""
+    from headrace.base.units import format_bytes
+
+    total = sum(model.config.inference_engine.thread_share for model in models)
+    rows = [
+        (
+            ", ".join(model.names),
+            str(model.kind),
+            "–" if model.memory_bytes is None else format_bytes(model.memory_bytes),
+            str(model.resolved.threads),
+            f"{100 * model.config.inference_engine.thread_share / total:.0f} %",
+        )
+        for model in models
+    ]
+    print_table(("model", "kind", "memory", "threads", "share when all are busy"), rows)
 
 
 def _text(value: object) -> str:

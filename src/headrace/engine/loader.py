@@ -18,13 +18,14 @@ from headrace.base.log import get_log
 from headrace.engine.encode_executor import EncodeExecutor
 from headrace.engine.encode_scheduler import EncodeConfig, EncodeScheduler
 from headrace.engine.executor import Executor, StepVm
-from headrace.engine.memory import MemoryNeeds, PoolPlan, plan_pool, read_available_bytes
+from headrace.engine.memory import MemoryNeeds, PoolPlan, plan_pool, read_available_bytes, wish_of
 from headrace.engine.pace import Pace
 from headrace.engine.packed_cache import PackedCache
 from headrace.engine.scheduler import Scheduler, SchedulerConfig
-from headrace.engine.weight_plan import plan_weights, weight_bytes
+from headrace.engine.weight_plan import WeightPlan, plan_weights, weight_bytes
 from headrace.engine.weights import PackedWeight, load_weights
 from headrace.engine.work import WorkExecutor
+from headrace.policy.shares import Wish
 from headrace.policy.threads import ThreadPolicy
 from headrace.program.encode import Encoded, encode
 from headrace.program.ir import Program, result
@@ -114,16 +115,78 @@ class Loaded:
     isa: str
 
 
+@dataclass(frozen=True, slots=True)
+class _Study:
+    """What headers say of a model, before it is decided how much memory it gets."""
+
+    files: ModelFiles
+    spec: ModelSpec
+    program: Program
+    encoded: Encoded
+    kv_type: KvType
+    plans: list[WeightPlan]
+    needs: MemoryNeeds
+    kv_cache_tokens: int | None
+    context_tokens: int
+
+
 def inspect(launch: WorkerLaunch, *, available_bytes: int | None = None) -> Inspection:
     """Returns everything that is decided before loading.
 
     Args:
-        available_bytes: memory that may be taken; None measures it.
+        available_bytes: memory that may be taken; None takes what the launch says, or else measures it.
 
     Raises:
         ModelError: the files are wrong, unsupported, or too large for this machine (with the arithmetic).
         ConfigError: settings that the native engine does not have, or that contradict the model.
     """
+    study = _study(launch)
+    if available_bytes is None:
+        available_bytes = launch.memory_bytes
+    pool = plan_pool(
+        study.needs,
+        available_bytes=read_available_bytes() if available_bytes is None else available_bytes,
+        kv_cache_ratio=launch.kv_cache_ratio,
+        kv_cache_tokens=study.kv_cache_tokens,
+        context_tokens=study.context_tokens,
+        max_sequences=launch.max_sequences,
+        is_share=launch.memory_bytes is not None,
+    )
+    return Inspection(
+        launch=launch,
+        files=study.files,
+        spec=study.spec,
+        program=study.program,
+        encoded=study.encoded,
+        kv_type=study.kv_type,
+        pool=pool,
+        layouts={plan.spec.index: plan.layout for plan in study.plans},
+        weight_bytes=study.needs.weight_bytes,
+    )
+
+
+def measure(launch: WorkerLaunch, share: float) -> tuple[MemoryNeeds, Wish]:
+    """Returns what a model needs, and what it wants of a memory that others share.
+
+    Args:
+        share: weight of its part of what all leave.
+
+    Raises:
+        ModelError, ConfigError: as ``inspect``, but for the size.
+    """
+    study = _study(launch)
+    wish = wish_of(
+        study.needs,
+        kv_cache_ratio=launch.kv_cache_ratio,
+        kv_cache_tokens=study.kv_cache_tokens,
+        context_tokens=study.context_tokens,
+        max_sequences=launch.max_sequences,
+        share=share,
+    )
+    return study.needs, wish
+
+
+def _study(launch: WorkerLaunch) -> _Study:
     _check_launch(launch)
     files = open_model(Path(launch.model_path), has_vocabulary=False)
     spec = _with_window(spec_from_files(files), launch.attention_window)
@@ -141,7 +204,6 @@ def inspect(launch: WorkerLaunch, *, available_bytes: int | None = None) -> Insp
     # An encoder keeps keys and values of one layer, for the rows of one step.
     is_encoder = spec.architecture is Architecture.ENCODER_ONLY
     kv_layers = 1 if is_encoder else spec.layers
-    kv_cache_tokens = max_rows + BLOCK_TOKENS * launch.max_sequences if is_encoder else launch.kv_cache_tokens
     plans = plan_weights(files, program, dtype=launch.dtype, quantization=launch.quantization)
     needs = MemoryNeeds(
         weight_bytes=sum(plan.size_bytes for plan in plans),
@@ -149,24 +211,16 @@ def inspect(launch: WorkerLaunch, *, available_bytes: int | None = None) -> Insp
         kv_token_bytes=2 * kv_layers * spec.kv_heads * spec.head_size * (4 if kv_type is KvType.F32 else 2),
         narrower_bytes={name: weight_bytes(files, program, "bf16", name) for name in _NARROWER[launch.quantization]},
     )
-    pool = plan_pool(
-        needs,
-        available_bytes=read_available_bytes() if available_bytes is None else available_bytes,
-        kv_cache_ratio=launch.kv_cache_ratio,
-        kv_cache_tokens=kv_cache_tokens,
-        context_tokens=context_tokens,
-        max_sequences=launch.max_sequences,
-    )
-    return Inspection(
-        launch=launch,
+    return _Study(
         files=files,
         spec=spec,
         program=program,
         encoded=encoded,
         kv_type=kv_type,
-        pool=pool,
-        layouts={plan.spec.index: plan.layout for plan in plans},
-        weight_bytes=needs.weight_bytes,
+        plans=plans,
+        needs=needs,
+        kv_cache_tokens=max_rows + BLOCK_TOKENS * launch.max_sequences if is_encoder else launch.kv_cache_tokens,
+        context_tokens=context_tokens,
     )
 
 

@@ -5,10 +5,12 @@ Everything is decided from headers, before a weight is read, so a model that can
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
 from headrace.base.errors import ModelTooLargeError
+from headrace.policy.shares import Wish
 from headrace.program.opcodes import BLOCK_TOKENS
 
 LOADING_FACTOR = 1.5
@@ -53,6 +55,7 @@ def plan_pool(
     kv_cache_tokens: int | None,
     context_tokens: int,
     max_sequences: int,
+    is_share: bool = False,
 ) -> PoolPlan:
     """Sizes the pool.
 
@@ -61,6 +64,7 @@ def plan_pool(
 
     Args:
         context_tokens: the longest sequence wanted.
+        is_share: what is available is this model's part of a machine that others use too; for messages.
 
     Raises:
         ModelTooLargeError: weights × 1.5 do not fit, or the pool is too small; says the figures and what would fit.
@@ -73,9 +77,9 @@ def plan_pool(
     num_blocks = min(pool_tokens // BLOCK_TOKENS, whole_sequences)
     if kv_cache_tokens is not None:
         num_blocks = min(num_blocks, -(-kv_cache_tokens // BLOCK_TOKENS))
-    wanted_tokens = min(context_tokens, LEAST_CONTEXT_TOKENS, kv_cache_tokens or LEAST_CONTEXT_TOKENS)
+    wanted_tokens = _wanted_tokens(context_tokens, kv_cache_tokens)
     if loading_bytes > available_bytes or num_blocks * BLOCK_TOKENS < wanted_tokens:
-        raise ModelTooLargeError(_refusal(needs, available_bytes, kv_cache_ratio, wanted_tokens))
+        raise ModelTooLargeError(_refusal(needs, available_bytes, kv_cache_ratio, wanted_tokens, is_share=is_share))
     return PoolPlan(
         num_blocks=num_blocks,
         context_tokens=min(context_tokens, num_blocks * BLOCK_TOKENS),
@@ -83,27 +87,69 @@ def plan_pool(
     )
 
 
-def _refusal(needs: MemoryNeeds, available_bytes: int, kv_cache_ratio: float, wanted_tokens: int) -> str:
+def wish_of(
+    needs: MemoryNeeds,
+    *,
+    kv_cache_ratio: float,
+    kv_cache_tokens: int | None,
+    context_tokens: int,
+    max_sequences: int,
+    share: float,
+) -> Wish:
+    """Returns the bytes that a model wants where several share a machine: see ``plan_pool`` for the arguments."""
+    # Two blocks more than the tokens fill: pools are whole blocks, and their size is rounded down.
+    wanted_tokens = _wanted_tokens(context_tokens, kv_cache_tokens) + 2 * BLOCK_TOKENS
+    least = _least_bytes(needs, needs.weight_bytes, kv_cache_ratio, wanted_tokens)
+    blocks = max_sequences * -(-context_tokens // BLOCK_TOKENS)
+    if kv_cache_tokens is not None:
+        blocks = min(blocks, -(-kv_cache_tokens // BLOCK_TOKENS))
+    pool_bytes = math.ceil((blocks + 1) * BLOCK_TOKENS * needs.kv_token_bytes / kv_cache_ratio)
+    most = needs.scratch_bytes + needs.weight_bytes + pool_bytes
+    return Wish(least, max(least, most), share)
+
+
+def _wanted_tokens(context_tokens: int, kv_cache_tokens: int | None) -> int:
+    return min(context_tokens, LEAST_CONTEXT_TOKENS, kv_cache_tokens or LEAST_CONTEXT_TOKENS)
+
+
+def _least_bytes(needs: MemoryNeeds, weight_bytes: int, kv_cache_ratio: float, wanted_tokens: int) -> int:
+    pool_bytes = int(wanted_tokens * needs.kv_token_bytes / kv_cache_ratio)
+    return needs.scratch_bytes + max(int(weight_bytes * LOADING_FACTOR), weight_bytes + pool_bytes)
+
+
+def describe_need(needs: MemoryNeeds, wish: Wish) -> str:
+    """Returns a model's arithmetic for people: weights, scratch, KV, and the least that comes of them."""
+    return (
+        f"weights {format_size(needs.weight_bytes)} × {LOADING_FACTOR} while loading, scratch "
+        f"{format_size(needs.scratch_bytes)}, KV {needs.kv_token_bytes} bytes per token: at least "
+        f"{format_size(wish.least)}"
+    )
+
+
+def _refusal(
+    needs: MemoryNeeds, available_bytes: int, kv_cache_ratio: float, wanted_tokens: int, *, is_share: bool
+) -> str:
     def need(weight_bytes: int) -> int:
-        pool_bytes = int(wanted_tokens * needs.kv_token_bytes / kv_cache_ratio)
-        return needs.scratch_bytes + max(int(weight_bytes * LOADING_FACTOR), weight_bytes + pool_bytes)
+        return _least_bytes(needs, weight_bytes, kv_cache_ratio, wanted_tokens)
 
     fitting = [name for name, size in needs.narrower_bytes.items() if need(size) <= available_bytes]
     if fitting:
         name = fitting[0]
-        advice = f"quantization: {name} would fit (weights {_size(needs.narrower_bytes[name])})"
+        advice = f"quantization: {name} would fit (weights {format_size(needs.narrower_bytes[name])})"
     else:
         least = min([needs.weight_bytes, *needs.narrower_bytes.values()])
-        advice = f"it needs a machine with {_size(need(least))} available, or a smaller model"
+        advice = f"it needs a machine with {format_size(need(least))} available, or a smaller model"
+    holder = "its share of the memory leaves" if is_share else "this machine has"
     return (
-        f"the model does not fit: weights {_size(needs.weight_bytes)} × {LOADING_FACTOR} while loading + scratch "
-        f"{_size(needs.scratch_bytes)} + KV {needs.kv_token_bytes} bytes per token × {wanted_tokens} tokens ÷ "
-        f"kv_cache_ratio {kv_cache_ratio} = {_size(need(needs.weight_bytes))} needed, this machine has "
-        f"{_size(available_bytes)} available: {advice}"
+        f"the model does not fit: weights {format_size(needs.weight_bytes)} × {LOADING_FACTOR} while loading + scratch "
+        f"{format_size(needs.scratch_bytes)} + KV {needs.kv_token_bytes} bytes per token × {wanted_tokens} tokens ÷ "
+        f"kv_cache_ratio {kv_cache_ratio} = {format_size(need(needs.weight_bytes))} needed, "
+        f"{holder} {format_size(available_bytes)} available: {advice}"
     )
 
 
-def _size(count: int) -> str:
+def format_size(count: int) -> str:
+    """Returns bytes as GiB or MiB."""
     return f"{count / _GIB:.2f} GiB" if count >= _GIB else f"{count / _MIB:.1f} MiB"
 
 

@@ -15,7 +15,7 @@ from typing import Final
 from headrace.base.config import Config
 from headrace.base.errors import ConfigError
 from headrace.base.units import GIB
-from headrace.protocol.launch import FrontLaunch, Kind, ModelLaunch, WorkerLaunch
+from headrace.protocol.launch import FrontLaunch, GateLaunch, Kind, ModelLaunch, WorkerLaunch
 from headrace.registry.cache import default_cache_path, packed_folder
 
 _DEFAULT_SEQUENCES: Final = 32
@@ -184,7 +184,16 @@ def model_cache(config: Config) -> Path:
     return Path(config.paths.model_cache) if config.paths.model_cache else default_cache_path()
 
 
-def worker_launch(config: Config, resolved: Resolved, *, model_path: Path, name: str, socket_fd: int) -> WorkerLaunch:
+def worker_launch(
+    config: Config,
+    resolved: Resolved,
+    *,
+    model_path: Path,
+    name: str,
+    socket_fd: int,
+    memory_bytes: int | None = None,
+    gate: GateLaunch | None = None,
+) -> WorkerLaunch:
     """Gives what a worker is told."""
     engine, kernel = config.inference_engine, config.kernel_config
     return WorkerLaunch(
@@ -205,6 +214,8 @@ def worker_launch(config: Config, resolved: Resolved, *, model_path: Path, name:
         prefix_cache=engine.prefix_cache,
         packed_cache_path=str(packed_folder(model_cache(config))) if engine.packed_cache_gib else None,
         packed_cache_bytes=int(engine.packed_cache_gib * GIB),
+        memory_bytes=memory_bytes,
+        gate=gate,
         log_level=config.log.level,
         is_log_json=config.is_log_json(is_terminal=sys.stderr.isatty()),
     )

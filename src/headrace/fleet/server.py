@@ -18,6 +18,7 @@ from headrace.base.config import Config
 from headrace.base.errors import AlreadyRunningError, ConfigError
 from headrace.base.exits import Exit
 from headrace.base.log import get_log
+from headrace.fleet.gate import open_gate
 from headrace.fleet.launch import Resolved, front_launch, model_launch, worker_launch
 from headrace.fleet.process import ChildSpec, module_command
 from headrace.fleet.sockets import (
@@ -30,7 +31,7 @@ from headrace.fleet.sockets import (
     state_folder,
 )
 from headrace.fleet.supervisor import Plan, Supervisor, SupervisorConfig, WorkerPlan
-from headrace.protocol.launch import Kind
+from headrace.protocol.launch import GateLaunch, Kind
 
 WORKER_MODULE: Final = "headrace.engine.worker"
 FRONT_MODULE: Final = "headrace.server.front"
@@ -54,6 +55,7 @@ class Model:
         config: its own settings.
         resolved: what they come to.
         kind: what it gives.
+        memory_bytes: its part of a memory that several models share; None for a model alone.
     """
 
     path: Path
@@ -61,6 +63,7 @@ class Model:
     config: Config
     resolved: Resolved
     kind: Kind = Kind.GENERATE
+    memory_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +120,14 @@ async def run_server(
             held.callback(os.close, _lock(state, name))
         folder = private_folder(runtime_folder(config.paths.runtime, env) / name)
         held.callback(_remove, folder)
+        gates = open_gate(
+            [model.resolved.threads for model in models],
+            [model.config.inference_engine.thread_share for model in models],
+            len(os.sched_getaffinity(0)),
+            held,
+        )
         places = [
-            _Place(model, index, path, held.enter_context(open_unix_listener(path)).fileno())
+            _Place(model, index, path, held.enter_context(open_unix_listener(path)).fileno(), gates[index])
             for index, model in enumerate(models)
             for path in [folder / _WORKER_SOCKET_NAME.format(index)]
         ]
@@ -134,12 +143,13 @@ async def run_server(
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """A model, and the socket of its worker."""
+    """A model, the socket of its worker, and the worker's place at the gate."""
 
     model: Model
     index: int
     socket_path: Path
     socket_fd: int
+    gate: GateLaunch | None
 
 
 def _make_plan(
@@ -193,14 +203,21 @@ def _make_plan(
 def _plan_worker(place: _Place, modules: Modules) -> WorkerPlan:
     model = place.model
     launch = worker_launch(
-        model.config, model.resolved, model_path=model.path, name=model.names[0], socket_fd=place.socket_fd
+        model.config,
+        model.resolved,
+        model_path=model.path,
+        name=model.names[0],
+        socket_fd=place.socket_fd,
+        memory_bytes=model.memory_bytes,
+        gate=place.gate,
     )
+    gate_fds = () if place.gate is None else (place.gate.memory_fd, *place.gate.wake_fds)
     spec = ChildSpec(
         name=f"worker-{place.index}",
         role="worker",
         command=modules.worker,
         launch=msgspec.json.encode(launch),
-        pass_fds=(place.socket_fd,),
+        pass_fds=(place.socket_fd, *gate_fds),
     )
     return WorkerPlan(spec, place.socket_path, model.names[0])
 

@@ -6,8 +6,29 @@ Listening sockets are opened once by the supervisor and inherited by number, so 
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Final
 
 import msgspec
+
+GATE_MEMORY_BYTES: Final = 4096
+"""Of the memory at a gate: a page of zeros, 32 bytes of it for each worker."""
+MAX_GATE_WORKERS: Final = GATE_MEMORY_BYTES // 32
+
+
+class GateLaunch(msgspec.Struct, frozen=True):
+    """A worker's place at the gate before the threads that several models share: see ``engine.gate``.
+
+    Args:
+        memory_fd: inherited, the memory in which all see who waits and who runs.
+        wake_fds: inherited event descriptors, one for each worker, that end its wait.
+        index: which of them this worker is.
+        share: weight of its steps, > 0.
+    """
+
+    memory_fd: int
+    wake_fds: list[int]
+    index: int
+    share: float = 1.0
 
 
 class WorkerLaunch(msgspec.Struct, frozen=True):
@@ -32,6 +53,8 @@ class WorkerLaunch(msgspec.Struct, frozen=True):
         prefix_cache: whether finished blocks stay reusable.
         packed_cache_path: folder of packed weights, or None to keep none.
         packed_cache_bytes: what that folder may hold.
+        memory_bytes: this model's part of a memory that several share; None takes what is free.
+        gate: where it waits for its turn when several models share the threads; None runs at will.
     """
 
     model_path: str
@@ -52,6 +75,8 @@ class WorkerLaunch(msgspec.Struct, frozen=True):
     prefix_cache: bool = True
     packed_cache_path: str | None = None
     packed_cache_bytes: int = 32 * 2**30
+    memory_bytes: int | None = None
+    gate: GateLaunch | None = None
     log_level: str = "info"
     is_log_json: bool = True
 
