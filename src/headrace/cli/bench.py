@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from headrace.cli.bench_compare import compare
 from headrace.cli.bench_report import report
 from headrace.cli.bench_serve import serve
 from headrace.cli.output import JsonOption, print_json, print_table
@@ -216,3 +217,4 @@ def _say(what: str) -> None:
 
 
 app.command("report")(report)
+app.command("compare")(compare)
