@@ -11,6 +11,7 @@ import typer
 from headrace.cli.bench_compare import compare
 from headrace.cli.bench_report import report
 from headrace.cli.bench_serve import serve
+from headrace.cli.bench_sweep import sweep
 from headrace.cli.output import JsonOption, print_json, print_table
 from headrace.cli.serve import Quantization
 from headrace.cli.settings import ConfigOption, load_settings
@@ -218,3 +219,4 @@ def _say(what: str) -> None:
 
 app.command("report")(report)
 app.command("compare")(compare)
+app.command("sweep")(sweep)

@@ -91,7 +91,7 @@ def compare(
             model,
             shared,
             headers,
-            _samples(test_file, prompt_tokens, output_tokens, seed),
+            made_samples(test_file, prompt_tokens, output_tokens, seed),
             rounds,
             round_requests,
         )
@@ -110,7 +110,8 @@ def _recorded(path: Path) -> list[Round]:
     return recorded_rounds(read_run(run_file(path)))
 
 
-def _samples(test_file: Path | None, prompt_tokens: str, output_tokens: str, seed: int) -> Iterator[Sample]:
+def made_samples(test_file: Path | None, prompt_tokens: str, output_tokens: str, seed: int) -> Iterator[Sample]:
+    """Gives samples without end: the file's over and over, or made-up chats."""
     from headrace.cli.bench_serve import OnBadName, OperationName, make_workload
 
     return make_workload(

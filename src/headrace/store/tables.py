@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import CheckConstraint, Column, Float, Index, Integer, MetaData, String, Table
+from sqlalchemy import JSON, CheckConstraint, Column, Float, Index, Integer, MetaData, String, Table
 
 # Named constraints, so that migrations can refer to them on every database.
 metadata = MetaData(
@@ -29,4 +29,17 @@ runs = Table(
     Column("exit_code", Integer, nullable=True),
     CheckConstraint("(ended_at_s is null) = (exit_code is null)", name="ended_with_code"),
     Index(None, "started_at_s"),
+)
+
+# One row per load run that is kept for comparison with later ones. figures: name → one value a round.
+measurements = Table(
+    "measurements",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("series", String(200), nullable=False),
+    Column("version", String(64), nullable=False),
+    Column("measured_at_s", Float, nullable=False),
+    Column("about", JSON, nullable=False),
+    Column("figures", JSON, nullable=False),
+    Index(None, "series", "measured_at_s"),
 )
