@@ -37,8 +37,8 @@ ROUND_REQUESTS: Final = 200
 servers are called equal."""
 RECORDED_ROUNDS: Final = 40
 LEAST_ROUND_REQUESTS: Final = 50
-LEAST_ROUNDS: Final = 8
-"""Below these no result is possible: of eight pairs all alike, p is 2/2⁸ = 0.8 %, just under 1 %."""
+LEAST_ROUNDS: Final = 10
+"""Below these nothing could be found: of ten pairs all alike, p is 2/2¹⁰, and times four figures 0.8 %, under 1 %."""
 
 
 class Figure(msgspec.Struct, frozen=True):

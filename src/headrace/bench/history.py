@@ -169,7 +169,7 @@ def _changes(found: Sequence[tuple[Figure, Floats, Floats]], drop_ratio: float) 
                 ratio_low=math.exp(shift.low) if math.isfinite(shift.low) else None,
                 ratio_high=math.exp(shift.high) if math.isfinite(shift.high) else None,
                 p=float(p),
-                is_drop=loss_ratio >= drop_ratio and p < 1 - CONFIDENCE,
+                is_drop=loss_ratio >= drop_ratio and float(p) < 1 - CONFIDENCE,
             )
         )
     return tuple(changes)

@@ -184,6 +184,11 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
         """Requests that the figures rest on."""
         return self.num_good + self.num_failed
 
+    @property
+    def generator_lag_s(self) -> float:
+        """How late the generator itself was in 99 of 100 cases."""
+        return max(self.overhead.loop_lag.p99_s, self.overhead.send_lag.p99_s) if self.overhead is not None else 0.0
+
 
 DEFINITIONS: Final[dict[str, str]] = {
     "ttft": "Time to first token: from the moment a request was due to the first chunk with output.",

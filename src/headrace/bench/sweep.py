@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 from headrace.bench.slo import Limit
-from headrace.bench.summary import Latency, Summary
+from headrace.bench.summary import MAX_LAG_P99_S, Latency, Summary
 
 SCHEMA: Final = 1
 _LEAST_GAIN: Final = 1.03
@@ -129,7 +129,7 @@ def build_sweep(found: dict[float, Summary], *, is_rate: bool, is_full: bool, wa
     weak = [point.load for point in points if point.failed_ratio > MAX_FAILED_RATIO]
     if weak:
         notes.append(f"Over {MAX_FAILED_RATIO:.0%} of requests failed from a load of {weak[0]:g} on.")
-    late = [load for load, summary in found.items() if any("generator" in note for note in summary.notes)]
+    late = [load for load, summary in found.items() if summary.generator_lag_s > MAX_LAG_P99_S]
     if late:
         notes.append(f"At a load of {', '.join(f'{load:g}' for load in sorted(late))} the generator itself was late.")
     return Sweep(

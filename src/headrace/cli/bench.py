@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headrace.cli.bench_compare import compare
+from headrace.cli.bench_history import app as history
 from headrace.cli.bench_report import report
 from headrace.cli.bench_serve import serve
 from headrace.cli.bench_sweep import sweep
@@ -220,3 +221,4 @@ def _say(what: str) -> None:
 app.command("report")(report)
 app.command("compare")(compare)
 app.command("sweep")(sweep)
+app.add_typer(history, name="history")

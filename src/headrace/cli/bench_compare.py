@@ -28,7 +28,7 @@ def compare(
     ] = None,
     concurrency: Annotated[int, typer.Option(help="Keep so many requests under way.", min=1, metavar="N")] = 8,
     rate: Annotated[float | None, typer.Option(help="Send so many a second instead.", metavar="R")] = None,
-    rounds: Annotated[int, typer.Option(help="Of each server.", min=8, max=60, metavar="N")] = 20,
+    rounds: Annotated[int, typer.Option(help="Of each server.", min=10, max=60, metavar="N")] = 20,
     round_requests: Annotated[int, typer.Option(help="Requests of a round.", min=1, metavar="N")] = 200,
     find: Annotated[
         float, typer.Option(help="Percent of difference that must not be missed.", min=1, max=90, metavar="P")

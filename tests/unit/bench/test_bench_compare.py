@@ -122,9 +122,9 @@ def test_fisher_is_the_share_of_tables_no_likelier() -> None:
 @pytest.mark.parametrize(
     ("a", "b", "expected"),
     [
-        (rounds([1.0] * 7), rounds([1.0] * 8), "A has 7 rounds: from 8 to 60 are needed"),
+        (rounds([1.0] * 9), rounds([1.0] * 10), "A has 9 rounds: from 10 to 60 are needed"),
         (rounds([1.0] * 61), rounds([1.0] * 61), "A has 61 rounds"),
-        ([Round({}, 0, 9)] * 8, rounds([1.0] * 8), "no figure in common: were any requests answered"),
+        ([Round({}, 0, 9)] * 10, rounds([1.0] * 10), "no figure in common: were any requests answered"),
     ],
 )
 def test_comparisons_that_can_say_nothing_are_refused(a: list[Round], b: list[Round], expected: str) -> None:
