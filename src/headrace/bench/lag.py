@@ -11,16 +11,47 @@ from headrace.bench.records import Lag
 from headrace.bench.timer import Call, Timer
 
 INTERVAL_S: Final = 0.01
+MAX_READINGS: Final = 2**16
+
+
+class Readings:
+    """Numbers of which percentiles will be wanted, in bounded memory.
+
+    When ``MAX_READINGS`` are held every second one is dropped, and from then on only every second one is taken, and so on
+    again: an even sample of the whole. The largest is always kept.
+    """
+
+    def __init__(self) -> None:
+        self._values = array("f")
+        self._stride = 1
+        self._until_next = 0
+        self._largest = float("-inf")
+
+    def add(self, value: float) -> None:
+        """Takes a number."""
+        self._largest = max(self._largest, value)
+        if self._until_next:
+            self._until_next -= 1
+            return
+        self._until_next = self._stride - 1
+        self._values.append(value)
+        if len(self._values) >= MAX_READINGS:
+            self._values = self._values[::2]
+            self._stride *= 2
+
+    def values(self) -> list[float]:
+        """Gives the sample and the largest number, in no order."""
+        return [*self._values, self._largest] if self._values else []
 
 
 class LagMeter:
-    """Wakes up a hundred times a second and notes how late. Memory: 400 bytes a second."""
+    """Wakes up a hundred times a second and notes how late."""
 
     def __init__(self, timer: Timer) -> None:
         self._timer = timer
         self._call: Call | None = None
         self._due_s = 0.0
-        self.lags_s = array("f")
+        self.lags_s = Readings()
 
     def start(self, at_s: float) -> None:
         """Begins at a moment."""
@@ -34,7 +65,7 @@ class LagMeter:
 
     def _wake(self) -> None:
         now_s = time.monotonic()
-        self.lags_s.append(max(0.0, now_s - self._due_s))
+        self.lags_s.add(max(0.0, now_s - self._due_s))
         # What was missed while the loop stood still is not made up for: it was one lag, and it has been noted.
         self._due_s += INTERVAL_S * (1 + int(max(0.0, now_s - self._due_s) / INTERVAL_S))
         self._call = self._timer.call_at(self._due_s, self._wake)

@@ -11,7 +11,6 @@ import gc
 import socket
 import sys
 import time
-from array import array
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 from headrace.bench.connection import Pool, parse_target
 from headrace.bench.flight import Flight
-from headrace.bench.lag import LagMeter
+from headrace.bench.lag import LagMeter, Readings
 from headrace.bench.link import Cut, Done, Go, NoMore, Pulse, Ready, Setup, Work, encode, read_to_sender
 from headrace.bench.records import encode_exchange
 from headrace.bench.talk import Talk, Wire
@@ -52,7 +51,7 @@ class Sender:
         self._wire = Wire(target, setup.headers)
         self.pool = Pool(target, self._landed, connect_timeout_s=self._settings.connect_timeout_s)
         self._lag = LagMeter(timer)
-        self._late_s = array("f")
+        self._late_s = Readings()
         self._start_s = self._stop_s = float("inf")
         self._cpu_s = 0.0
         self._waiting: deque[Talk] = deque()
@@ -134,7 +133,7 @@ class Sender:
             return
         self.pool.send(flight)
         if flight.sent_s is not None:
-            self._late_s.append(flight.sent_s - scheduled_s)
+            self._late_s.add(flight.sent_s - scheduled_s)
 
     def _landed(self, flight: Flight) -> None:
         talk = self._talks.pop(flight)
@@ -234,11 +233,10 @@ class Sender:
         done = Done(
             cpu_s=time.process_time() - self._cpu_s,
             wall_s=max(0.0, now_s - self._start_s),
-            lags_s=self._lag.lags_s.tolist(),
-            late_s=self._late_s.tolist(),
+            lags_s=self._lag.lags_s.values(),
+            late_s=self._late_s.values(),
         )
         self._writer.write(encode(done))
-        await self._writer.drain()
         await self.pool.close()
 
 
@@ -284,6 +282,7 @@ async def send(fd: int) -> None:
     listening.cancel()
     timer.close()
     writer.close()
+    await writer.wait_closed()  # or the last words would be lost with the loop
 
 
 def _raise_file_limit() -> None:
