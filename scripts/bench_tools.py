@@ -1,4 +1,8 @@
-"""Drivers of load generators for `bench-accuracy`: run one, read its figures and what CPU it took."""
+"""Drivers of load generators for `bench-accuracy`: run one, read its figures and what CPU it took.
+
+Each has an environment of its own under build/judges, made when it is first needed (guidellm and vLLM bring torch: some
+gigabytes). wrk is taken from the path: `apt-get install wrk`.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +10,18 @@ import json
 import os
 import re
 import resource
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-TOOLS = Path(os.environ.get("HEADRACE_BENCH_TOOLS", Path(__file__).parents[1] / "build" / "bench-tools"))
+from judging.environment import python_with, source_of
+
+GUIDELLM = ("torch==2.13.0", "guidellm==0.8.1")
+AIPERF = ("aiperf==0.13.0",)
+VLLM_VERSION = "0.33.0"
 PROMPT = "one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen"
 
 
@@ -67,10 +76,10 @@ def run(command: list[str], folder: Path, *, env: dict[str, str] | None = None) 
     return done.stdout, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
-def headrace(url: str, load: Load, folder: Path) -> Reading:
-    """`headrace bench serve`."""
+def headrace(url: str, load: Load, folder: Path, high: float = 0.99) -> Reading:
+    """`headrace bench serve`; `high` takes the place of p99."""
     sample = {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": load.tokens}
-    (folder / "samples.jsonl").write_text(json.dumps(sample) + "\n")
+    (folder / "samples.jsonl").write_text((json.dumps(sample) + "\n") * 1000)
     command = [sys.executable, "-m", "headrace", "bench", "serve", "--server-url", url, "--model", "mock", "--json"]
     command += ["--test-file", str(folder / "samples.jsonl"), "--num-requests", str(load.num_requests)]
     command += ["--concurrency", "1"] if load.rate is None else ["--rate", str(load.rate), "--arrivals", "constant"]
@@ -82,7 +91,7 @@ def headrace(url: str, load: Load, folder: Path) -> Reading:
     for name in ("ttft", "itl", "e2e"):
         if name in summary["latency"]:
             by = {one["quantile"]: one["value_s"] for one in summary["latency"][name]["percentiles"]}
-            percentiles[name] = (by[0.5], by[0.99])
+            percentiles[name] = (by[0.5], by[high])
     overhead = summary["overhead"]
     note = (
         f"{overhead['processes']} process, {100 * overhead['busiest_ratio']:.0f} % of a core; loop late by "
@@ -94,7 +103,8 @@ def headrace(url: str, load: Load, folder: Path) -> Reading:
 def guidellm(url: str, load: Load, folder: Path) -> Reading:
     """guidellm; its ITL is one mean per request."""
     profile = "kind=synchronous" if load.rate is None else f"kind=constant,rate={load.rate:g}"
-    command = [str(TOOLS / "guidellm/bin/guidellm"), "run", "--backend", f"kind=openai_http,target={url},model=mock"]
+    python = python_with("bench-guidellm", GUIDELLM)
+    command = [str(python.with_name("guidellm")), "run", "--backend", f"kind=openai_http,target={url},model=mock"]
     command += ["--tokenizer", f"kind=huggingface_auto,model={load.tokenizer}", "--profile", profile]
     command += ["--constraint", f"kind=max_requests,count={load.num_requests}"]
     command += ["--data", f"kind=synthetic_text,prompt_tokens=16,output_tokens={load.tokens}"]
@@ -112,7 +122,8 @@ def guidellm(url: str, load: Load, folder: Path) -> Reading:
 
 def aiperf(url: str, load: Load, folder: Path) -> Reading:
     """aiperf; its ITL is one mean per request."""
-    command = [str(TOOLS / "aiperf/bin/aiperf"), "profile", "-m", "mock", "--url", url, "--endpoint-type", "chat"]
+    python = python_with("bench-aiperf", AIPERF)
+    command = [str(python.with_name("aiperf")), "profile", "-m", "mock", "--url", url, "--endpoint-type", "chat"]
     command += ["--streaming", "--tokenizer", str(load.tokenizer), "--request-count", str(load.num_requests)]
     if load.rate is None:
         command += ["--concurrency", "1"]
@@ -128,7 +139,8 @@ def aiperf(url: str, load: Load, folder: Path) -> Reading:
 
 def vllm(url: str, load: Load, folder: Path) -> Reading:
     """`vllm bench serve` from its source distribution; its ITL is each gap."""
-    command = [str(TOOLS / "vllm/bin/python"), "-m", "vllm.entrypoints.cli.main", "bench", "serve"]
+    source = source_of("vllm", VLLM_VERSION, "vllm")
+    command = [str(python_with("bench-guidellm", GUIDELLM)), "-m", "vllm.entrypoints.cli.main", "bench", "serve"]
     command += ["--backend", "openai-chat", "--base-url", url, "--endpoint", "/v1/chat/completions", "--model", "mock"]
     command += ["--tokenizer", str(load.tokenizer), "--dataset-name", "random", "--random-input-len", "16"]
     command += ["--random-output-len", str(load.tokens), "--num-prompts", str(load.num_requests)]
@@ -136,7 +148,7 @@ def vllm(url: str, load: Load, folder: Path) -> Reading:
     command += [] if load.rate is None else ["--request-rate", f"{load.rate:g}", "--burstiness", "1000000"]
     command += ["--percentile-metrics", "ttft,itl,e2el", "--metric-percentiles", "50,99", "--disable-tqdm"]
     command += ["--save-result", "--result-dir", str(folder), "--result-filename", "vllm.json"]
-    _, cpu_s = run(command, folder, env={"PYTHONPATH": str(TOOLS / "vllm-source"), "HF_HUB_OFFLINE": "1"})
+    _, cpu_s = run(command, folder, env={"PYTHONPATH": str(source.parent), "HF_HUB_OFFLINE": "1"})
     found = json.loads((folder / "vllm.json").read_text())
     names = {"ttft": "ttft", "itl": "itl", "e2e": "e2el"}
     percentiles = {
@@ -154,7 +166,9 @@ def wrk(url: str, load: Load, folder: Path) -> Reading:
     answer_s = 0.06 + 0.01 * load.tokens
     connections = max(1, round((load.rate or 1 / answer_s) * answer_s))
     seconds = max(2, round(load.num_requests / (load.rate or 1 / answer_s)))
-    command = [str(TOOLS / "wrk/usr/bin/wrk"), "-t1", f"-c{connections}", f"-d{seconds}s", "--latency"]
+    if shutil.which("wrk") is None:
+        sys.exit("wrk is not installed: apt-get install wrk")
+    command = ["wrk", "-t1", f"-c{connections}", f"-d{seconds}s", "--latency"]
     said, cpu_s = run([*command, "-s", str(folder / "wrk.lua"), f"{url}/v1/chat/completions"], folder)
     units = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
     found = {

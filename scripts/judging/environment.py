@@ -51,7 +51,7 @@ def source_of(package: str, version: str, part: str, *, needs: tuple[str, ...] =
     Raises:
         FileNotFoundError: the distribution could not be fetched, or has no such folder.
     """
-    target = FOLDER / "sources" / f"{package}-{version}"
+    target = FOLDER / "sources" / f"{package}-{version}" / part
     if not target.is_dir():
         python = python_with("sources/fetch", ("setuptools", "wheel", "scikit-build-core", "setuptools-scm", *needs))
         scratch = FOLDER / "sources" / f"unpacked-{package}"

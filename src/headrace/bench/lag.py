@@ -17,8 +17,8 @@ MAX_READINGS: Final = 2**16
 class Readings:
     """Numbers of which percentiles will be wanted, in bounded memory.
 
-    When ``MAX_READINGS`` are held every second one is dropped, and from then on only every second one is taken, and so on
-    again: an even sample of the whole. The largest is always kept.
+    When ``MAX_READINGS`` are held every second one is dropped, and from then on only every second one is taken, and so
+    on: an even sample of the whole. The largest is always kept.
     """
 
     def __init__(self) -> None:
