@@ -225,3 +225,23 @@ def test_a_lying_vocabulary_is_refused_even_when_left_out() -> None:
 
     with pytest.raises(ModelFormatError, match="passes the end"):
         parse_gguf(np.frombuffer(lie, np.uint8), Path("m.gguf"), has_vocabulary=False)
+
+
+@pytest.mark.parametrize("has_vocabulary", [True, False])
+def test_a_header_longer_than_its_first_copy_is_read_to_its_end(has_vocabulary: bool) -> None:
+    # 6 MiB of strings in one array, one string of 3 MiB, then a number: the copy grows inside each.
+    tokens = b"".join(text(b"%04d" % (index % 10_000) * 32) for index in range(45_000))
+    pairs = (
+        pair(b"tokenizer.ggml.tokens", ARRAY, array(STRING, 45_000, tokens)),
+        pair(b"general.description", STRING, text(b"x" * (3 * 2**20))),
+        pair(b"llama.block_count", UINT32, struct.pack("<I", 7)),
+    )
+    whole = np.frombuffer(file_of(pairs, (info(),), bytes(32)), np.uint8)
+
+    found = parse_gguf(whole, Path("long.gguf"), has_vocabulary=has_vocabulary)
+
+    assert found.metadata["llama.block_count"] == 7
+    assert len(found.metadata["general.description"]) == 3 * 2**20
+    assert found.metadata.get("tokenizer.ggml.tokens", ["0000" * 32])[0] == "0000" * 32
+    with pytest.raises(ModelFormatError, match="passes the end"):
+        parse_gguf(whole[: 5 * 2**20], Path("cut.gguf"), has_vocabulary=has_vocabulary)

@@ -28,6 +28,8 @@ MAX_METADATA_BYTES = 24 * 2**20
 """Of all key-value pairs. A vocabulary of 262,144 with 514,000 merges takes 14 MB."""
 MAX_HEADER_BYTES = 32 * 2**20
 """Metadata and 16,384 tensor descriptions of at most 320 bytes."""
+_FIRST_BYTES = 4 * 2**20
+"""What a header is taken to need at first: a vocabulary of 49,000 tokens with its merges takes 2 MiB."""
 MAX_ARRAY_ITEMS = 2**20
 """Of all arrays together, per kind (strings, numbers): 1.3 times the largest known vocabulary with its merges."""
 MAX_ALIGNMENT = 65_536
@@ -167,8 +169,9 @@ class _Reader:
     """A cursor over the file's bytes that never passes their end."""
 
     def __init__(self, data: NDArray[np.uint8], path: Path) -> None:
-        # A copy: slices of bytes are several times cheaper than those of a map.
-        self._head = data[:MAX_HEADER_BYTES].tobytes()
+        # A copy: slices of bytes are several times cheaper than those of a map. It grows as the header goes on.
+        self._data = data
+        self._head = data[:_FIRST_BYTES].tobytes()
         self._size = len(data)
         self._path = path
         self._items_left = {"strings": MAX_ARRAY_ITEMS, "numbers": MAX_ARRAY_ITEMS}
@@ -188,9 +191,15 @@ class _Reader:
         if count > self.left:
             self.refuse(f"{what} takes {count} bytes, only {self.left} are left: the file is truncated or lies")
         self.offset += count
-        if self.offset > len(self._head):
+        if self.offset > len(self._hold(self.offset)):
             self.refuse(f"its header takes more than {MAX_HEADER_BYTES} bytes")
         return self._head[self.offset - count : self.offset]
+
+    def _hold(self, stop: int) -> bytes:
+        """Returns the copy of the file's first bytes, with those before ``stop`` in it if the header may be so long."""
+        if stop > len(self._head):
+            self._head = self._data[: min(max(stop, 2 * len(self._head)), MAX_HEADER_BYTES)].tobytes()
+        return self._head
 
     def number(self, code: str, what: str) -> Any:
         """Returns the next number of struct code ``code``."""
@@ -257,7 +266,13 @@ class _Reader:
         try:
             for index in range(count):
                 start = offset + 8
+                if start > end:
+                    head = self._hold(start)
+                    end = len(head)
                 offset = start + length(head, offset)[0] if start <= end else end + 1
+                if end < offset <= start + MAX_STRING_BYTES:
+                    head = self._hold(offset)
+                    end = len(head)
                 if offset > end or offset - start > MAX_STRING_BYTES:
                     self.refuse(f"item {index} of {shown(key)} passes the end of the file or is over the limit")
                 if is_kept:
