@@ -39,11 +39,13 @@ def step_times(prompt: list[int], output_tokens: int) -> list[float]:
     """Returns the moment of the start and of each token."""
     global _number
     _number += 1
-    pipeline.add_request(_number, tensor(prompt), options(output_tokens))
+    held = pipeline.add_request(_number, tensor(prompt), options(output_tokens))  # when it goes, the request goes
     times = [time.perf_counter()]
     while pipeline.has_non_finished_requests():
         pipeline.step()
         times.append(time.perf_counter())
+    assert len(times) > output_tokens, f"{len(times) - 1} steps for {output_tokens} tokens"
+    del held
     return times
 
 

@@ -64,25 +64,26 @@ TITLES = {SMALL: "SmolLM2-135M-Instruct", LARGE: "Llama-3.2-1B shape, random wei
 PARAMETERS = {SMALL: 134_515_008, LARGE: 1_235_814_400, ENCODER: 22_713_216}
 """Values of all weights, the tied embedding counted once; bits per weight are bytes of the weight file over these."""
 
+# In the order in which they run: the cheap ones first, since what they show tells how long the others will take.
 CELLS: dict[str, tuple[Cell, ...]] = {
     SMALL: (
         Cell("decode c=1", Kind.DECODE, 1, 128, 64),
         Cell("prefill 512", Kind.PREFILL, 1, 512),
+        Cell("start to first token", Kind.START),
         Cell("decode c=8", Kind.BATCH, 8, 128, 128),
         Cell("decode c=32", Kind.BATCH, 32, 128, 128),
-        Cell("decode at 4k", Kind.DECODE, 1, 4096, 32),
-        Cell("start to first token", Kind.START),
         Cell("peak memory", Kind.MEMORY),
+        Cell("decode at 4k", Kind.DECODE, 1, 4096, 32),
     ),
     # Fewer tokens in a batch than for the small model: a peer needs minutes for 128 in and 128 out here.
     LARGE: (
         Cell("decode c=1", Kind.DECODE, 1, 128, 32),
         Cell("prefill 512", Kind.PREFILL, 1, 512),
-        Cell("decode c=8", Kind.BATCH, 8, 64, 64),
-        Cell("decode c=32", Kind.BATCH, 32, 32, 32),
-        Cell("decode at 4k", Kind.DECODE, 1, 4096, 16),
         Cell("start to first token", Kind.START),
+        Cell("decode c=8", Kind.BATCH, 8, 64, 32),
+        Cell("decode c=32", Kind.BATCH, 32, 32, 32),
         Cell("peak memory", Kind.MEMORY),
+        Cell("decode at 4k", Kind.DECODE, 1, 4096, 16),
     ),
     ENCODER: (
         Cell("1 × 32 tokens", Kind.ENCODE, 1, 32),

@@ -44,6 +44,7 @@ class Setting:
             "HF_HUB_OFFLINE": "1",
             "DO_NOT_TRACK": "1",
             "VLLM_NO_USAGE_STATS": "1",
+            "VLLM_TARGET_DEVICE": "cpu",
             "VLLM_CPU_KVCACHE_SPACE": "2",
             "VLLM_CPU_OMP_THREADS_BIND": f"0-{self.threads - 1}",
         }

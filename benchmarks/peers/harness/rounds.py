@@ -2,7 +2,7 @@
 
 A round measures a cell with ours, then with each peer (A B C, A B C, …), so that a slow minute of the machine meets
 them alike. All are measured in the first round of a cell; after that, a peer far behind the best one sits out, since
-it decides nothing. What does not fit into the budget is not begun.
+it decides nothing. What does not fit into the budget is not begun, and peers that did best so far come first.
 """
 
 from __future__ import annotations
@@ -20,15 +20,12 @@ from harness.contender import Contender
 from harness.engines import OUR_ENCODER_FORMATS, OURS, Setting, contenders
 from harness.limits import Costs, Machine, probe_peaks
 from harness.processes import CellError
+from harness.race import Race
 from harness.results import Entry, Limit, Results, Sample, write
 from headrace.kernels.vm import probe_bandwidth
 
 PROBE_S = 0.1
 LEAST_PROBE_BYTES = 64 * 2**20  # above the last-level cache
-IN_THE_RACE = 0.7
-"""A peer is measured again while its median is within this share of the best peer's."""
-UNKNOWN_S = 20.0
-"""What a measurement is taken to last before there was one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +51,7 @@ class Session:
 
     def __init__(self, setting: Setting, plan: Plan, results: Results, file: Path) -> None:
         self._setting, self._plan, self._results, self._file = setting, plan, results, file
+        self._race = Race(results)
         self._number = len(results.sessions) - 1
         self._until_s = monotonic() + 60 * plan.minutes if plan.minutes else float("inf")
 
@@ -74,9 +72,10 @@ class Session:
         cells = [shrunk(cell, self._plan.divisor) for cell in named]
         try:
             self._note_limits(model, cells)
-            for number in range(self._plan.rounds):
-                for cell in cells:
-                    self._round(model, cell, number, started, until_s)
+            for index, cell in enumerate(cells):
+                # A cell may use its share of what is left; what cheap ones do not need goes to the others.
+                share_s = (until_s - monotonic()) / (len(cells) - index)
+                self._run_cell(model, cell, started, monotonic() + share_s)
         finally:
             for each in started:
                 each.end()
@@ -100,12 +99,31 @@ class Session:
             return False
         return True
 
-    def _round(self, model: str, cell: Cell, number: int, started: list[Contender], until_s: float) -> None:
-        racing = [each for each in started if each.can(cell) and self._is_racing(model, cell, each)]
-        needed_s = sum(self._expected_s(model, cell, each) for each in racing)
-        if monotonic() + needed_s > until_s:
-            say(f"{model}, {cell.name}: round {number + 1} would take {needed_s:.0f} s more than there is")
-            return
+    def _run_cell(self, model: str, cell: Cell, started: list[Contender], until_s: float) -> None:
+        """Runs the cell's rounds, as many as are wanted and fit."""
+        for number in range(self._plan.rounds):
+            racing = self._racing(model, cell, started, until_s - monotonic())
+            if not any(each.engine == OURS for each in racing):
+                say(f"{model}, {cell.name}: no time for round {number + 1}")
+                return
+            self._round(model, cell, number, racing)
+
+    def _racing(self, model: str, cell: Cell, started: list[Contender], left_s: float) -> list[Contender]:
+        """Returns who is measured: ours, then the peers that are near the best, the best first, while they fit."""
+        able = [each for each in started if each.can(cell)]
+        near = [each for each in able if self._race.is_near(model, cell, each)]
+        ordered = sorted(near, key=lambda each: (each.engine != OURS, -self._race.rank(model, each)))
+        chosen: list[Contender] = []
+        for each in ordered:
+            expected_s = self._race.expected_s(model, cell, each) + PROBE_S
+            if expected_s <= left_s:
+                chosen.append(each)
+                left_s -= expected_s
+            elif each.engine != OURS:
+                say(f"{model}, {cell.name}: {each.engine} {each.format} would take {expected_s:.0f} s, it waits")
+        return chosen
+
+    def _round(self, model: str, cell: Cell, number: int, racing: list[Contender]) -> None:
         before = self._probe(model)
         shown = []
         for each in racing:
@@ -122,35 +140,9 @@ class Session:
             self._keep(model, each, cell, number, value, wall_s, (before, after), error)
             before = after
             shown.append(f"{each.engine} {each.format} {'failed' if value is None else f'{value:,.4g}'}")
-        left = "" if until_s == float("inf") else f", {(until_s - monotonic()) / 60:.1f} min left"
+        left_s = self._until_s - monotonic()
+        left = "" if left_s == float("inf") else f", {left_s / 60:.1f} min left"
         say(f"{model}, {cell.name}, round {number + 1} ({cell.unit}{left}): {'; '.join(shown)}")
-
-    def _is_racing(self, model: str, cell: Cell, contender: Contender) -> bool:
-        """Ours always; a peer until it was measured, and while it is near the best; none after it failed."""
-        if contender.engine == OURS:
-            return True
-        mine = self._known(model, cell, contender)
-        if not mine:
-            return True
-        values = [sample.value for sample in mine if sample.value is not None]
-        if not values:
-            return False
-        others: dict[tuple[str, str], list[float]] = {}
-        for sample in self._results.samples:
-            if (sample.model, sample.cell) == (model, cell.name) and sample.engine != OURS and sample.value:
-                others.setdefault((sample.engine, sample.format), []).append(sample.value)
-        medians = [statistics.median(found) for found in others.values()]
-        if cell.is_less_better:
-            return statistics.median(values) * IN_THE_RACE <= min(medians)
-        return statistics.median(values) >= IN_THE_RACE * max(medians)
-
-    def _known(self, model: str, cell: Cell, contender: Contender) -> list[Sample]:
-        key = (model, cell.name, contender.engine, contender.format)
-        return [one for one in self._results.samples if (one.model, one.cell, one.engine, one.format) == key]
-
-    def _expected_s(self, model: str, cell: Cell, contender: Contender) -> float:
-        known = [sample.wall_s for sample in self._known(model, cell, contender)]
-        return statistics.median(known[-3:]) + PROBE_S if known else UNKNOWN_S
 
     def _probe(self, model: str) -> float:
         size = max(LEAST_PROBE_BYTES, min(entry.bits for entry in self._results.entries) * PARAMETERS[model] / 8)

@@ -8,13 +8,16 @@ from pathlib import Path
 import pytest
 from harness.cells import CELLS, SMALL, Cell, Kind, shrunk
 from harness.chart import chart
+from harness.llama import LlamaCpp
 from harness.markdown import document
+from harness.race import Race
 from harness.results import Entry, Limit, Quality, Results, Sample, read, write
 from harness.table import boundary_of, mode_of, rows, verdicts
 
 DECODE = CELLS[SMALL][0]
 START = next(cell for cell in CELLS[SMALL] if cell.kind is Kind.START)
 SLOW, FAST = 40e9, 80e9
+NAMES = (("headrace", "Q4_1"), ("b", "int8"), ("c", "int4"), ("d", "fp32"), ("e", "new"))
 
 
 def sample(engine: str, form: str, number: int, value: float | None, cell: Cell = DECODE, at: float = SLOW) -> Sample:
@@ -111,3 +114,16 @@ def test_the_document_and_the_picture_hold_every_engine_that_has_a_figure() -> N
 def test_a_shrunk_cell_keeps_what_it_needs_to_run() -> None:
     assert shrunk(DECODE, 16) == Cell("decode c=1", Kind.DECODE, 1, 8, 8)
     assert shrunk(START, 16) == START
+
+
+def test_a_peer_far_behind_sits_out_and_a_new_one_is_measured() -> None:
+    race = Race(results())
+    peers = {name: LlamaCpp(form, Path("programs"), Path(__file__), 2, {}) for name, form in NAMES}
+    for name, peer in peers.items():
+        peer.engine = name
+
+    near = {name: race.is_near(SMALL, DECODE, peer) for name, peer in peers.items()}
+
+    # b made 45 % of what c made, d failed, e is new; ours always runs.
+    assert near == {"headrace": True, "b": False, "c": True, "d": False, "e": True}
+    assert race.rank(SMALL, peers["c"]) > race.rank(SMALL, peers["b"])
