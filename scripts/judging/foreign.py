@@ -2,9 +2,10 @@
 
 A line of a list is ``test id | what makes it foreign``. An id is a whole file (which is not run at all), a test with
 all its parameters, or one parametrised test. What makes it foreign begins with one of ``KINDS`` and names the thing.
-A listed test is run all the same: where every test of an entry passes, the entry is a fault, so lists only shrink.
+A listed test is run all the same, but for unit tests of that server's own code (``class``): where every test of an
+entry passes, the entry is a fault, so lists only shrink.
 
-As a plugin it needs the environment: FOREIGN_FOUND, where one JSON line is written for each test.
+As a plugin it needs the environment: FOREIGN_LIST, and FOREIGN_FOUND, where one JSON line is written for each test.
 """
 
 from __future__ import annotations
@@ -26,6 +27,11 @@ class Entry:
 
     test: str
     reason: str
+
+    @property
+    def is_run(self) -> bool:
+        """Whether its tests are run: none of a whole file, none of that server's own code."""
+        return not self.is_file and not self.reason.startswith("class ")
 
     @property
     def is_file(self) -> bool:
@@ -54,6 +60,13 @@ def read(path: Path) -> list[Entry]:
             raise ValueError(f"{path.name}:{number}: {test} stands twice")
         entries.append(Entry(test, reason))
     return entries
+
+
+def pytest_collection_modifyitems(config, items) -> None:  # type: ignore[no-untyped-def]  # as below
+    entries = [entry for entry in read(Path(os.environ["FOREIGN_LIST"])) if not entry.is_run]
+    left_out = [item for item in items if any(entry.covers(item.nodeid) for entry in entries)]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if item not in left_out]
 
 
 def pytest_runtest_logreport(report) -> None:  # type: ignore[no-untyped-def]  # pytest is not installed where this is checked

@@ -12,6 +12,7 @@ from pathlib import Path
 from judging.environment import FOLDER, python_with, source_of
 from judging.findings import Report
 from judging.foreign import Entry, read
+from judging.model_folder import demo_folder
 from judging.servers import Server
 
 HERE = Path(__file__).parent
@@ -25,13 +26,17 @@ class Suite:
     Args:
         source: package, version and the folder of its source distribution that holds the tests.
         files: test files by the kind of model that they need: ``chat`` or ``vectors``.
-        folder: where pytest runs, relative to the tests.
+        chat: which server its ``chat`` tests need.
     """
 
     name: str
     source: tuple[str, str, str]
     packages: tuple[str, ...]
     files: dict[str, tuple[str, ...]]
+    chat: str = "chat"
+
+    def server_of(self, kind: str) -> str:
+        return self.chat if kind == "chat" else kind
 
     @property
     def lists(self) -> Path:
@@ -64,7 +69,7 @@ VLLM = Suite(
     ("vllm", "0.33.0", "tests"),
     (
         "pytest", "pytest-asyncio", "pytest-timeout", "openai", "anthropic", "requests", "regex", "jsonschema",
-        "numpy", "transformers", "httpx", "prometheus-client", "fastapi", "pybase64",
+        "numpy", "transformers", "httpx", "prometheus-client", "fastapi", "pybase64", "jinja2",
     ),
     {
         "chat": (
@@ -98,6 +103,7 @@ VLLM = Suite(
             "tests/entrypoints/pooling/scoring/test_bi_encoder_online.py",
         ),
     },
+    chat="long-chat",
 )  # fmt: skip
 SUITES = (LLAMA_CPP, VLLM)
 
@@ -118,7 +124,9 @@ def run(suite: Suite, servers: dict[str, Server]) -> Report:
     found: list[dict[str, str]] = []
     for kind, files in suite.files.items():
         whole = {entry.test for entry in entries if entry.is_file}
-        found += _pytest(suite, python, tests, [file for file in files if file not in whole], servers[kind])
+        found += _pytest(
+            suite, python, tests, [file for file in files if file not in whole], kind, servers[suite.server_of(kind)]
+        )
     for item in found:
         entry = next((entry for entry in entries if entry.covers(item["node"])), None)
         is_ok = item["outcome"] == "passed"
@@ -131,7 +139,7 @@ def run(suite: Suite, servers: dict[str, Server]) -> Report:
 
 
 def _stale(entry: Entry, found: list[dict[str, str]]) -> str:
-    if entry.is_file:
+    if not entry.is_run:
         return ""
     outcomes = {item["outcome"] for item in found if entry.covers(item["node"])}
     if not outcomes:
@@ -139,7 +147,9 @@ def _stale(entry: Entry, found: list[dict[str, str]]) -> str:
     return "passes now: take it off the list" if outcomes == {"passed"} else ""
 
 
-def _pytest(suite: Suite, python: Path, tests: Path, files: list[str], server: Server) -> list[dict[str, str]]:
+def _pytest(
+    suite: Suite, python: Path, tests: Path, files: list[str], kind: str, server: Server
+) -> list[dict[str, str]]:
     out = FOLDER / f"{suite.name}-found.jsonl"
     out.unlink(missing_ok=True)
     plugins = FOLDER / f"{suite.name}-plugins"
@@ -156,10 +166,11 @@ def _pytest(suite: Suite, python: Path, tests: Path, files: list[str], server: S
         **os.environ,
         "PYTHONPATH": str(plugins),
         "FOREIGN_FOUND": str(out),
+        "FOREIGN_LIST": str(suite.lists),
         "DEBUG_EXTERNAL": "1",
         "PORT": str(server.port),
         "JUDGE_URL": server.url,
-        "JUDGE_TOKENIZER": str(server.model_path),
+        "JUDGE_TOKENIZER": str(demo_folder() if kind == "chat" else server.model_path),
         "HF_HUB_OFFLINE": "1",
         "OPENAI_API_KEY": "none",
     }
@@ -167,7 +178,7 @@ def _pytest(suite: Suite, python: Path, tests: Path, files: list[str], server: S
         [*command, *(f"-p{name}" for name in names), *files],
         cwd=tests, env=env, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False,
     )  # fmt: skip
-    (FOLDER / f"{suite.name}.log").write_text(done.stdout + done.stderr)
+    (FOLDER / f"{suite.name}-{kind}.log").write_text(done.stdout + done.stderr)
     lines = out.read_text().splitlines() if out.exists() else []
     found = [json.loads(line) for line in lines]
     if done.returncode not in (0, 1) or not found:

@@ -37,15 +37,25 @@ async def test_ids_of_prompt_and_answer_come_where_they_are_wanted(make_house: A
     assert "prompt_token_ids" in holders[1]
 
 
-async def test_ids_are_null_where_they_are_refused_and_absent_where_nobody_asks(make_house: Any) -> None:
+async def test_ids_are_null_where_nobody_asks_for_them(make_house: Any) -> None:
     house = await make_house(Script(default=Reply(text=SAID)))
 
-    _, refused, _ = await house.post("/v1/completions", TEXT | {"return_token_ids": False})
-    _, plain, _ = await house.post("/v1/completions", TEXT)
+    _, text, _ = await house.post("/v1/completions", TEXT | {"return_token_ids": False})
+    _, chat, _ = await house.post("/v1/chat/completions", CHAT)
+    chunks = chunks_of(await house.stream("/v1/completions", TEXT))
 
-    assert refused["choices"][0]["token_ids"] is None
-    assert refused["choices"][0]["prompt_token_ids"] is None
-    assert "token_ids" not in plain["choices"][0]
+    names = ("token_ids", "prompt_token_ids", "prompt_logprobs")
+    assert [text["choices"][0][name] for name in names] == [None] * 3
+    assert [chat["choices"][0]["token_ids"], chat["prompt_token_ids"], chat["prompt_logprobs"]] == [None] * 3
+    assert not any("token_ids" in chunk["choices"][0] for chunk in chunks)
+
+
+async def test_the_chosen_token_is_among_the_alternatives_even_of_none(make_house: Any) -> None:
+    house = await make_house(Script(default=Reply(text="ab")))
+
+    _, text, _ = await house.post("/v1/completions", TEXT | {"logprobs": 0})
+
+    assert [list(top) for top in text["choices"][0]["logprobs"]["top_logprobs"]] == [["a"], ["b"]]
 
 
 async def test_ids_stop_where_a_stop_string_ends_the_answer_and_an_echo_has_none(make_house: Any) -> None:

@@ -57,6 +57,16 @@ class RemoteOpenAIServer:
         return anthropic.AsyncAnthropic(**{"base_url": URL, "api_key": "none", "max_retries": 0} | options)
 
 
+class _Loose(types.SimpleNamespace):
+    """An answer as an object, whatever its fields are."""
+
+    @classmethod
+    def model_validate(cls, value: object) -> object:
+        if isinstance(value, dict):
+            return cls(**{name: cls.model_validate(item) for name, item in value.items()})
+        return [cls.model_validate(item) for item in value] if isinstance(value, list) else value
+
+
 class _StandIn(types.ModuleType):
     """A module that has every name; exceptions and types are classes of their own, the rest are mocks."""
 
@@ -65,7 +75,11 @@ class _StandIn(types.ModuleType):
     def __getattr__(self, name: str) -> object:
         if name.startswith("__"):
             raise AttributeError(name)
-        made: object = type(name, (Exception,), {}) if name.endswith(("Error", "Exception")) else MagicMock(name=name)
+        made: object = MagicMock(name=name)
+        if name.endswith(("Error", "Exception")):
+            made = type(name, (Exception,), {})
+        elif name.endswith("Response"):
+            made = _Loose
         setattr(self, name, made)
         return made
 
@@ -73,7 +87,16 @@ class _StandIn(types.ModuleType):
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Finds ``vllm`` and what tests import for machines that they are not on."""
 
-    names = ("vllm", "torch", "tests.conftest", "tests.models", "schemathesis", "sentence_transformers", "torchvision")
+    names = (
+        "vllm",
+        "torch",
+        "tests.conftest",
+        "tests.models",
+        "schemathesis",
+        "sentence_transformers",
+        "torchvision",
+        "PIL",
+    )
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> importlib.machinery.ModuleSpec | None:
         if any(name == own or name.startswith(own + ".") for own in self.names):

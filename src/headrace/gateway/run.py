@@ -204,7 +204,7 @@ class Run:
             reader,
             has_stop_in_output=options.has_stop_in_output,
             keeps_scores=options.prompt_logprobs is not None,
-            keeps_ids=bool(options.token_ids),
+            keeps_ids=options.has_token_ids,
             shows_ids=options.shows_ids,
         )
 

@@ -200,7 +200,7 @@ class AnswerWriter:
         kind: which endpoint's shape.
         answer_id, created_s, model, fingerprint: constant over all chunks.
         has_usage: chunks carry ``usage: null``, and a usage chunk is coming.
-        token_ids: True adds the ids of prompt and answer, False says null in their place, None leaves them out.
+        token_ids: the ids of prompt and answer are wanted.
         prompt_ids: gives the prompt's tokens of a choice.
     """
 
@@ -213,7 +213,7 @@ class AnswerWriter:
         fingerprint: str,
         *,
         has_usage: bool = False,
-        token_ids: bool | None = None,
+        token_ids: bool = False,
         prompt_ids: Callable[[int], list[int]] = lambda _: [],
     ) -> None:
         self._token_ids = token_ids
@@ -329,10 +329,9 @@ class AnswerWriter:
             finish = _encode(choice.finish_reason)
             logprobs = self._logprobs(choice.entries if has_logprobs else None)
             scores = b"" if self._is_chat else b',"prompt_logprobs":' + _encode(choice.prompt_logprobs)
-            if self._token_ids is not None:
-                scores += b',"token_ids":' + _encode(choice.token_ids if self._token_ids else None)
-                if not self._is_chat:
-                    scores += b',"prompt_token_ids":' + _encode(choice.prompt_ids if self._token_ids else None)
+            scores += b',"token_ids":' + _encode(choice.token_ids if self._token_ids else None)
+            if not self._is_chat:
+                scores += b',"prompt_token_ids":' + _encode(choice.prompt_ids if self._token_ids else None)
             if self._is_chat:
                 choices.append(
                     b'{"index":%d,"message":%b,"logprobs":%b,"finish_reason":%b%b}'
@@ -346,8 +345,7 @@ class AnswerWriter:
         prompt = b""  # of a chat there is one prompt for all choices
         if self._is_chat:
             prompt = b',"prompt_logprobs":' + _encode(choices_made[0].prompt_logprobs)
-            if self._token_ids is not None:
-                prompt += b',"prompt_token_ids":' + _encode(choices_made[0].prompt_ids if self._token_ids else None)
+            prompt += b',"prompt_token_ids":' + _encode(choices_made[0].prompt_ids if self._token_ids else None)
         return self._head % name + b",".join(choices) + b"]" + prompt + b',"usage":' + usage.as_json() + b"}"
 
     def _logprobs(self, entries: list[TokenEntry] | None) -> bytes:
@@ -395,8 +393,7 @@ def _legacy_top(entry: TokenEntry) -> dict[str, float] | None:
     top: dict[str, float] = {}
     for other in entry.top:
         top.setdefault(other.token, other.logprob)
-    if top:
-        top.setdefault(entry.token, entry.logprob)
+    top.setdefault(entry.token, entry.logprob)
     return top
 
 

@@ -68,7 +68,7 @@ class Options:
         truncate_prompt_tokens: None, or how many of the prompt's last tokens are wanted; 0 for what the context holds.
         is_cut_at_end: then they are its first tokens.
         bad_words: texts that the answer may not be made of, as the model's tokenizer writes them.
-        token_ids: True adds the ids of prompt and answer, False says null in their place, None leaves them out.
+        has_token_ids: the ids of prompt and answer are wanted.
         shows_ids: log-probabilities name tokens by id (``token_id:5``).
         best_of: sequences to make for each prompt, ≥ n; the n likeliest are answered.
         wish: None, or what the answer must look like.
@@ -105,7 +105,7 @@ class Options:
     truncate_prompt_tokens: int | None
     is_cut_at_end: bool
     bad_words: tuple[str, ...]
-    token_ids: bool | None
+    has_token_ids: bool
     shows_ids: bool
     best_of: int
     wish: Wish | None
@@ -295,7 +295,7 @@ def _take_options(
         truncate_prompt_tokens=None if truncate is None else max(truncate, 0),
         is_cut_at_end=_take_side(fields),
         bad_words=_take_bad_words(fields),
-        token_ids=None if fields.take("return_token_ids") is None else fields.flag("return_token_ids"),
+        has_token_ids=fields.flag("return_token_ids"),
         shows_ids=fields.flag("return_tokens_as_token_ids"),
         best_of=best_of or n,
         wish=wish,

@@ -63,7 +63,7 @@ def openai_writer(request: GenerateRequest, run: Run, created_s: int, fingerprin
         options.model,
         fingerprint,
         has_usage=options.has_usage,
-        token_ids=options.token_ids,
+        token_ids=options.has_token_ids,
         prompt_ids=run.prompt_ids,
     )
 

@@ -1,0 +1,147 @@
+"""lm-eval on the exact path beside its own Hugging Face backend: equal within a thousandth a token.
+
+Its own YAML tasks, with data cut from the prose that ships: multiple choice (loglikelihood), continuations
+(generate_until) and perplexity (loglikelihood_rolling).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+from judging.environment import FOLDER, python_with, version_of
+from judging.findings import Report
+from judging.model_folder import demo_folder
+from judging.servers import Server
+
+HERE = Path(__file__).with_name("lm_eval")
+PACKAGES = ("lm-eval[api]==0.4.13", "transformers", "tokenizers", "torch>=2.13", "accelerate")
+TASKS = ("headrace_choice", "headrace_generate", "headrace_perplexity")
+# Log-probabilities of two float32 implementations differ by rounding; this is the issue's limit.
+LIMIT_PER_TOKEN = 1e-3
+_TIMEOUT_S = 1500
+
+
+def run(servers: Mapping[str, Server]) -> Report:
+    """Runs all tasks on both backends and compares what each document was given."""
+    server = servers["exact"]
+    python = python_with("lm-eval", PACKAGES)
+    report = Report("lm-eval", version_of(python, "lm_eval"))
+    model = demo_folder()
+    folder = FOLDER / "lm-eval-run"
+    shutil.rmtree(folder, ignore_errors=True)
+    _write_tasks(folder)
+    ours = (
+        f"model=demo,base_url={server.url}/v1/completions,tokenized_requests=False,tokenizer={model},"
+        "tokenizer_backend=huggingface,num_concurrent=2,max_retries=1,max_length=2048"
+    )
+    theirs = f"pretrained={model},dtype=float32,max_length=2048"
+    sides = []
+    for name, backend, arguments in (("ours", "local-completions", ours), ("theirs", "hf", theirs)):
+        out = folder / name
+        command = [str(python), "-m", "lm_eval", "run", "--model", backend, "--model_args", arguments]
+        command += [
+            "--tasks",
+            *TASKS,
+            "--include_path",
+            str(folder),
+            "--log_samples",
+            "--output_path",
+            str(out),
+            "--device",
+            "cpu",
+        ]
+        env = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "OPENAI_API_KEY": "none"}
+        env |= {"HF_HOME": str(folder / "cache"), "TOKENIZERS_PARALLELISM": "false"}
+        done = subprocess.run(
+            command, cwd=folder, env=env, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
+        )
+        report.add(f"{name}: runs", done.returncode == 0, done.stderr.strip()[-400:])
+        if done.returncode != 0:
+            return report
+        sides.append({task: _samples(out, task) for task in TASKS})
+    counts = _token_counts(python, model, sides[0])
+    for task in TASKS:
+        _compare(report, task, sides[0][task], sides[1][task], counts)
+    return report
+
+
+def _write_tasks(folder: Path) -> None:
+    from headrace.text.prose import shipped_text
+
+    shutil.copytree(HERE, folder)
+    sentences = [part.strip() for part in shipped_text().replace("\n", " ").split(". ") if 60 < len(part.strip()) < 300]
+    choice = []
+    for index in range(20):
+        words = sentences[index].split(" ")
+        half = len(words) // 2
+        ends = [
+            " " + " ".join(sentences[other].split(" ")[-half:][:6])
+            for other in (index, index + 1, index + 7, index + 13)
+        ]
+        choice.append({"text": " ".join(words[:half]), "choices": ends, "answer": 0})
+    generate = [{"text": sentence + ".", "target": ""} for sentence in sentences[40:52]]
+    perplexity = [{"text": ". ".join(sentences[start : start + 8]) + "."} for start in (60, 80, 100)]
+    for name, rows in (("choice", choice), ("generate", generate), ("perplexity", perplexity)):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def _samples(out: Path, task: str) -> list[dict[str, object]]:
+    (file,) = out.rglob(f"samples_{task}_*.jsonl")
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    return sorted(rows, key=lambda row: row["doc_id"])
+
+
+def _token_counts(python: Path, model: Path, side: dict[str, list[dict[str, object]]]) -> dict[str, int]:
+    """Counts the tokens of all scored texts with the tokenizer itself."""
+    texts = sorted({text for rows in side.values() for row in rows for text in _scored(row)})
+    script = (
+        "import json,sys; from tokenizers import Tokenizer; t=Tokenizer.from_file(sys.argv[1]);"
+        "print(json.dumps([len(t.encode(x).ids) for x in json.load(sys.stdin)]))"
+    )
+    done = subprocess.run(
+        [str(python), "-c", script, str(model / "tokenizer.json")],
+        input=json.dumps(texts), capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    return dict(zip(texts, json.loads(done.stdout), strict=True))
+
+
+def _scored(row: dict[str, object]) -> list[str]:
+    """Gives the texts whose tokens were scored, one for each response."""
+    arguments = row["arguments"]
+    assert isinstance(arguments, dict)
+    return [str(item.get("arg_1", item.get("arg_0"))) for item in arguments.values()]
+
+
+def _compare(
+    report: Report, task: str, ours: list[dict[str, object]], theirs: list[dict[str, object]], counts: dict[str, int]
+) -> None:
+    worst = 0.0
+    num_equal = 0
+    for mine, other in zip(ours, theirs, strict=True):
+        answers = list(zip(_values(mine), _values(other), strict=True))
+        if task == "headrace_generate":
+            num_equal += all(a == b for a, b in answers)
+            continue
+        for text, (a, b) in zip(_scored(mine), answers, strict=True):
+            worst = max(worst, abs(float(str(a)) - float(str(b))) / max(1, counts[text]))
+    if task == "headrace_generate":
+        report.add(f"{task}: {num_equal} of {len(ours)} equal", num_equal == len(ours), "continuations differ")
+    else:
+        report.add(f"{task}: {worst:.1e} a token", worst <= LIMIT_PER_TOKEN, f"over {LIMIT_PER_TOKEN}")
+
+
+def _values(row: dict[str, object]) -> list[object]:
+    responses = row["resps"]
+    assert isinstance(responses, list)
+    return [_first(response) for response in responses]
+
+
+def _first(value: object) -> object:
+    while isinstance(value, list):
+        value = value[0]
+    return value
