@@ -44,7 +44,9 @@ def time_encoding(inspection: Inspection, loaded: Loaded, clock: Clock, num_text
     while len(times_s) <= _LEAST_RUNS or sum(times_s) < _LEAST_S:
         texts = random.integers(0, config.vocab_size, (num_texts, length)).tolist()
         started_at_s = clock.now_s()
-        scheduler.submit(0, Encode(f"bench-{len(times_s)}", [pack_ids(ids) for ids in texts]), started_at_s)
+        scheduler.submit(
+            0, Encode(f"bench-{len(times_s)}", [pack_ids(ids) for ids in texts], form=config.forms[0]), started_at_s
+        )
         vm_s = 0.0
         while (plan := scheduler.plan(clock.now_s())) is not None:
             before_s = clock.now_s()

@@ -8,7 +8,7 @@ step. Nothing is kept between steps: no pages, no preemption.
 from __future__ import annotations
 
 import heapq
-import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -19,7 +19,17 @@ from headrace.base.errors import ContextLengthError, DeadlineError, NumericalErr
 from headrace.engine.blocks import BlockPool
 from headrace.engine.scheduler import Totals
 from headrace.engine.validate import check_encode
-from headrace.protocol.frames import ID_BYTES, Encode, Encoded, Event, Failed, Finished, FinishReason, Started
+from headrace.protocol.frames import (
+    ID_BYTES,
+    Encode,
+    Encoded,
+    EncodeForm,
+    Event,
+    Failed,
+    Finished,
+    FinishReason,
+    Started,
+)
 
 Float32s = npt.NDArray[np.float32]
 Int32s = npt.NDArray[np.int32]
@@ -34,6 +44,7 @@ class EncodeConfig:
         context_tokens: tokens of one input.
         max_sequences, max_step_tokens: inputs and rows of a step; any input fits one.
         queue_limit: requests that may be here.
+        forms: what may be wanted of an input.
     """
 
     vocab_size: int
@@ -42,6 +53,7 @@ class EncodeConfig:
     max_sequences: int = 32
     max_step_tokens: int = 512
     queue_limit: int = 4096
+    forms: tuple[EncodeForm, ...] = (EncodeForm.POOLED,)
 
 
 @dataclass(slots=True, eq=False)
@@ -88,6 +100,12 @@ class Item(NamedTuple):
         """Where its second text begins; its length where it has none."""
         starts = self.request.encode.second_starts
         return starts[self.number] if starts else self.num_tokens
+
+    @property
+    def marks(self) -> list[int]:
+        """The positions whose tokens are wanted."""
+        marks = self.request.encode.marks
+        return marks[self.number] if marks else []
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +164,7 @@ class EncodeScheduler:
                 vocab_size=self.config.vocab_size,
                 context_tokens=self.config.context_tokens,
                 width=self.config.width,
+                forms=self.config.forms,
             )
             if len(self._requests) >= self.config.queue_limit:
                 raise OverloadedError(f"{len(self._requests)} requests wait, the limit is {self.config.queue_limit}")
@@ -200,19 +219,21 @@ class EncodeScheduler:
             return None
         return EncodePlan(tuple(items), self.config.max_step_tokens - room, "full" if queue else "all")
 
-    def complete(self, plan: EncodePlan, vectors: Float32s, now_s: float) -> None:
-        """Takes a step's vectors, [items, width]; one that is not a number fails its own request only."""
+    def complete(self, plan: EncodePlan, results: Sequence[Float32s], now_s: float) -> None:
+        """Takes what was made of a step's items, each of its form's shape.
+
+        A value that is not a number fails its own request only.
+        """
         self.totals.steps += 1
-        is_good: list[bool] = np.all(np.isfinite(vectors), axis=1, keepdims=True)[:, 0].tolist()
-        for item, vector, is_finite in zip(plan.items, vectors, is_good, strict=True):
+        for item, result in zip(plan.items, results, strict=True):
             request = item.request
             if request.is_ended:
                 continue
-            if not is_finite:
+            if not np.isfinite(result).all():
                 message = f"the model produced a value that is not a number for input {item.number}"
                 self._fail(request, NumericalError.code, message)
                 continue
-            shaped = _shortened(vector, request.encode.dimensions)
+            shaped = _shortened(result, request.encode)
             self._tell(request.owner, Encoded(request.encode.request_id, item.number, shaped.tobytes()))
             self.totals.prompt_tokens += item.num_tokens
             request.num_done += 1
@@ -261,13 +282,14 @@ class EncodeScheduler:
         self._outbox.setdefault(owner, []).append(event)
 
 
-def _shortened(vector: Float32s, dimensions: int | None) -> Float32s:
+def _shortened(vectors: Float32s, encode: Encode) -> Float32s:
     """Returns the first ``dimensions`` elements at length 1 (Kusupati et al., Matryoshka embeddings, 2022)."""
-    if dimensions is None or dimensions == vector.size:
-        return vector
-    short = vector[:dimensions]
-    length = math.sqrt(float(np.dot(short.astype(np.float64), short.astype(np.float64))))
-    return short if length == 0.0 else (short / np.float32(length)).astype(np.float32)
+    dimensions = encode.dimensions
+    if (dimensions is None or dimensions == vectors.shape[-1]) and not encode.is_normalised:
+        return vectors
+    short = vectors[..., :dimensions]
+    lengths = np.sqrt((short.astype(np.float64) ** 2).sum(axis=-1, keepdims=True))
+    return (short / np.where(lengths == 0.0, 1.0, lengths)).astype(np.float32)
 
 
 def _finished(request: _Request, reason: FinishReason, now_s: float) -> Finished:

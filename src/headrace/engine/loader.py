@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from headrace.base.clock import Clock
 from headrace.base.errors import ConfigError, MachineError, ModelFormatError
 from headrace.base.log import get_log
-from headrace.engine.encode_executor import EncodeExecutor
+from headrace.engine.encode_executor import EncodeExecutor, View
 from headrace.engine.encode_scheduler import EncodeConfig, EncodeScheduler
 from headrace.engine.executor import Executor, StepVm
 from headrace.engine.memory import MemoryNeeds, PoolPlan, plan_pool, read_available_bytes, wish_of
@@ -28,13 +28,14 @@ from headrace.engine.work import WorkExecutor
 from headrace.policy.shares import Wish
 from headrace.policy.threads import ThreadPolicy
 from headrace.program.encode import Encoded, encode
-from headrace.program.ir import Program, result
+from headrace.program.families import encoder_heads
+from headrace.program.ir import Program
 from headrace.program.model import Architecture, ModelSpec
 from headrace.program.opcodes import BLOCK_TOKENS, MAX_LOGPROBS, KvType, Layout
 from headrace.program.records import PackedLike
 from headrace.program.spec import build_program, spec_from_files
 from headrace.program.verify import verify
-from headrace.protocol.frames import Encode, Sampling, Submit, pack_ids
+from headrace.protocol.frames import Encode, EncodeForm, Sampling, Submit, pack_ids
 from headrace.protocol.launch import WorkerLaunch
 from headrace.registry.model import ModelFiles, open_model
 
@@ -81,6 +82,7 @@ class Inspection:
         return EncodeConfig(
             vocab_size=self.spec.vocab_size,
             width=len(self.spec.labels) or self.spec.width,
+            forms=_forms(self.spec),
             context_tokens=self.pool.context_tokens,
             max_sequences=max(self.launch.max_sequences, max_rows // _SHORT_TEXT_TOKENS),
             max_step_tokens=max_rows,
@@ -257,13 +259,9 @@ def load(
     pace = Pace(config.max_step_tokens)
     executor: WorkExecutor
     if isinstance(config, EncodeConfig):
-        index = result(inspection.program)
-        assert index is not None, "an encoder's program ends in its vectors"
-        offset = inspection.encoded.buffer(inspection.program.buffers[index].name).offset
         executor = EncodeExecutor(
             vm,
-            offset=offset,
-            width=config.width,
+            _views(inspection, config.forms),
             max_rows=config.max_step_tokens,
             has_types=spec.token_types > 1,
         )
@@ -348,7 +346,8 @@ def make_vm(inspection: Inspection, encoded: Encoded, weights: Sequence[PackedLi
         isa=isa,
         max_rows=config.max_step_tokens,
         max_sequences=config.max_sequences,
-        max_outputs=1 if encode_config else config.max_step_tokens,
+        # A row has one output at most; without a masked head nothing has any.
+        max_outputs=1 if encode_config and not spec.has_masked_head else config.max_step_tokens,
         max_top=MAX_LOGPROBS,
         kv=KvConfig(
             type=inspection.kv_type,
@@ -413,9 +412,8 @@ def _warm_up_encoder(executor: EncodeExecutor, config: EncodeConfig, pace: Pace,
     """Runs one text, so that "ready" means that a vector has come out, and measures it."""
     scheduler = EncodeScheduler(config)
     length = min(_WARM_UP_ROWS[1], config.context_tokens)
-    scheduler.submit(
-        0, Encode("warm-up", [pack_ids([index % config.vocab_size for index in range(length)])]), clock.now_s()
-    )
+    ids = [index % config.vocab_size for index in range(length)]
+    scheduler.submit(0, Encode("warm-up", [pack_ids(ids)], form=config.forms[0]), clock.now_s())
     plan = scheduler.plan(clock.now_s())
     assert plan is not None
     started_at_s = clock.now_s()
@@ -424,6 +422,26 @@ def _warm_up_encoder(executor: EncodeExecutor, config: EncodeConfig, pace: Pace,
     scheduler.complete(plan, vectors, clock.now_s())
     if scheduler.totals.failed:
         raise ModelFormatError("the model's first vector holds values that are not numbers: its weights overflow")
+
+
+def _forms(spec: ModelSpec) -> tuple[EncodeForm, ...]:
+    """Returns what an encoder makes of a text, what it is for first."""
+    if spec.labels:
+        return (EncodeForm.ROWS if spec.has_token_labels else EncodeForm.POOLED,)
+    return (EncodeForm.POOLED, EncodeForm.ROWS, *([EncodeForm.MASKED] if spec.has_masked_head else []))
+
+
+def _views(inspection: Inspection, forms: Sequence[EncodeForm]) -> dict[EncodeForm, View]:
+    """Returns where the program leaves what each form is made of."""
+    names = dict.fromkeys(forms, encoder_heads.SCORES)
+    if not inspection.spec.labels:
+        names = {
+            EncodeForm.POOLED: encoder_heads.VECTORS,
+            EncodeForm.ROWS: encoder_heads.ROWS,
+            EncodeForm.MASKED: encoder_heads.TOKEN_SCORES,
+        }
+    buffers = {form: inspection.encoded.buffer(names[form]) for form in forms}
+    return {form: View(buffer.offset, buffer.width) for form, buffer in buffers.items()}
 
 
 def _max_rows(launch: WorkerLaunch, spec: ModelSpec, context_tokens: int) -> int:

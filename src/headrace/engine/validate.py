@@ -6,11 +6,12 @@ After these checks no field of a request can make the VM, the scheduler or numpy
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
 from headrace.base.errors import ContextLengthError, RequestError
-from headrace.protocol.frames import ID_BYTES, MAX_GRAMMAR_CHARS, Encode, Sampling, Submit
+from headrace.protocol.frames import ID_BYTES, MAX_GRAMMAR_CHARS, Encode, EncodeForm, Sampling, Submit
 
 MAX_SAMPLE_LOGPROBS = 20
 MAX_ECHO_LOGPROBS = 256
@@ -20,6 +21,8 @@ MAX_BAD_WORD_TOKENS = 1024
 MAX_TIMEOUT_S = 30 * 86400.0
 MAX_TOKENS = 2**31 - 1
 MAX_INPUTS = 2**17
+MAX_MARKS = 64
+MAX_MASKED_TOP = 1024
 
 
 def check_submit(submit: Submit, *, vocab_size: int, context_tokens: int) -> None:
@@ -60,7 +63,9 @@ def check_submit(submit: Submit, *, vocab_size: int, context_tokens: int) -> Non
     _check_sampling(submit.sampling, vocab_size)
 
 
-def check_encode(encode: Encode, *, vocab_size: int, context_tokens: int, width: int) -> None:
+def check_encode(
+    encode: Encode, *, vocab_size: int, context_tokens: int, width: int, forms: Sequence[EncodeForm]
+) -> None:
     """Checks one request for vectors against the model's limits.
 
     Raises:
@@ -68,6 +73,10 @@ def check_encode(encode: Encode, *, vocab_size: int, context_tokens: int, width:
         RequestError: any other field is out of its range; ``param`` names it.
     """
     _check_range("input", len(encode.inputs), 1, MAX_INPUTS)
+    if encode.form not in forms:
+        raise RequestError(
+            f"form is {str(encode.form)!r}, this model has {', '.join(map(repr, map(str, forms)))}", param="form"
+        )
     for index, packed in enumerate(encode.inputs):
         count, rest = divmod(len(packed), ID_BYTES)
         if not count or rest:
@@ -86,6 +95,13 @@ def check_encode(encode: Encode, *, vocab_size: int, context_tokens: int, width:
         _check_range("second_starts", len(encode.second_starts), len(encode.inputs), len(encode.inputs))
         for packed, start in zip(encode.inputs, encode.second_starts, strict=True):
             _check_range("second_starts", start, 0, len(packed) // ID_BYTES)
+    if encode.form is EncodeForm.MASKED:
+        _check_range("num_top", encode.num_top, 1, min(MAX_MASKED_TOP, vocab_size))
+        _check_range("marks", len(encode.marks), len(encode.inputs), len(encode.inputs))
+        for packed, marks in zip(encode.inputs, encode.marks, strict=True):
+            _check_range("marks", len(marks), 1, MAX_MARKS)
+            for mark in marks:
+                _check_range("marks", mark, 0, len(packed) // ID_BYTES - 1)
     if encode.dimensions is not None:
         _check_range("dimensions", encode.dimensions, 1, width)
     _check_range("timeout_s", encode.timeout_s, 0.0, MAX_TIMEOUT_S)

@@ -292,6 +292,7 @@ class Worker:
             vocab_size=inspection.spec.vocab_size,
             eos_token_ids=list(inspection.spec.eos_token_ids),
             vector_width=0 if inspection.encode_config is None else inspection.encode_config.width,
+            forms=[] if inspection.encode_config is None else list(inspection.encode_config.forms),
             labels=list(inspection.spec.labels),
         )
 

@@ -61,6 +61,10 @@ class Builder:
 
     # Instructions
 
+    def width_of(self, buffer: int) -> int:
+        """Returns the elements of a row of ``buffer``."""
+        return self._buffers[buffer].width
+
     def _buffer(self, name: str, width: int) -> int:
         self._buffers.append(Buffer(len(self._buffers), name, width))
         return len(self._buffers) - 1
@@ -277,6 +281,13 @@ class Builder:
         self._add(Opcode.POOL, input=x, out=out, k=k, pooling=pooling, is_normalised=int(is_normalised), **values)
         return out
 
+    def pick(self, name: str, x: int) -> int:
+        """The rows that the step's outputs name; returns the new buffer, of domain OUTPUTS."""
+        k = self._buffers[x].width
+        out = self._buffer(name, k)
+        self._add(Opcode.PICK, input=x, out=out, k=k)
+        return out
+
     def moe(
         self,
         x: int,
@@ -341,10 +352,14 @@ class Builder:
             softcap=softcap,
         )
 
-    def program(self) -> Program:
-        """Returns the sealed program, phases formed."""
+    def program(self, *kept: int) -> Program:
+        """Returns the sealed program, phases formed.
+
+        Args:
+            kept: buffers that are read after the step, beside what the last instruction writes.
+        """
         instructions = form_phases([Instruction(opcode, 0, values) for opcode, values in self._instructions])
-        return seal(Program(self.spec, instructions, tuple(self._weights), tuple(self._buffers)))
+        return seal(Program(self.spec, instructions, tuple(self._weights), tuple(self._buffers), kept=kept))
 
 
 def form_phases(instructions: list[Instruction]) -> tuple[Instruction, ...]:

@@ -53,6 +53,10 @@ def lifetimes(program: Program) -> list[tuple[int, int] | None]:
         for index in (*seen.reads, *seen.updates, *seen.writes):
             span = spans[index]
             spans[index] = (item.phase, item.phase) if span is None else (min(span[0], item.phase), item.phase)
+    for index in program.kept:
+        span = spans[index]
+        assert span is not None, "nothing writes a buffer that is kept"
+        spans[index] = (span[0], program.instructions[-1].phase)
     return spans
 
 

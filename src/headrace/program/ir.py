@@ -145,7 +145,10 @@ def weights_read(instruction: Instruction) -> tuple[int, ...]:
 
 
 def result(program: Program) -> int | None:
-    """Returns the buffer that a program without HEAD leaves its result in, None where a head chooses tokens."""
+    """Returns the buffer that a program without HEAD leaves its result in, None where a head chooses tokens.
+
+    It has more than that one where ``Program.kept`` says so.
+    """
     if not program.instructions or (last := program.instructions[-1]).opcode is Opcode.HEAD:
         return None
     return last.integer(_WRITES[last.opcode][0])
@@ -154,6 +157,8 @@ def result(program: Program) -> int | None:
 @dataclass(frozen=True, slots=True)
 class Program:
     """What one step computes, for any number of rows. It ends with HEAD, or its last instruction writes the result.
+
+    ``kept`` are buffers that hold what was written to them until the step ends, for whoever reads them then.
 
     ``digest`` is the SHA-256 of the instructions, weight table and buffers: equal digests compute the same function of
     equal weights. It stands in bug reports and benchmark output.
@@ -164,6 +169,7 @@ class Program:
     weights: tuple[WeightSpec, ...]
     buffers: tuple[Buffer, ...]
     digest: str = ""
+    kept: tuple[int, ...] = ()
 
 
 def seal(program: Program) -> Program:
@@ -178,4 +184,6 @@ def seal(program: Program) -> Program:
         hasher.update(f"{weight}\n".encode())
     for buffer in program.buffers:
         hasher.update(f"{buffer}\n".encode())
-    return Program(program.spec, instructions, program.weights, program.buffers, hasher.hexdigest())
+    for index in program.kept:
+        hasher.update(f"kept {index}\n".encode())
+    return Program(program.spec, instructions, program.weights, program.buffers, hasher.hexdigest(), kept=program.kept)

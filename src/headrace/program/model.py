@@ -119,6 +119,9 @@ class ModelSpec:
         pooling: encoders: how the rows of a sequence become its vector.
         is_causal: encoders: a row sees what is before it only (decoders that make vectors); decoders always do.
         labels: encoders that classify: the names of their classes, whose scores come out instead of a vector.
+        has_token_labels: every row has scores of the classes, not the text.
+        has_masked_head: encoders that also say which token stands behind a mask.
+        head_activation, has_head_bias: of the masked head's first product, and of ModernBERT's classifiers.
         per_layer: empty when all layers are alike.
     """
 
@@ -163,6 +166,10 @@ class ModelSpec:
     pooling: Pooling = Pooling.MEAN
     is_causal: bool = False
     labels: tuple[str, ...] = ()
+    has_token_labels: bool = False
+    has_masked_head: bool = False
+    head_activation: Activation = Activation.GELU_ERF
+    has_head_bias: bool = True
     per_layer: tuple[LayerSpec, ...] = ()
 
     def layer(self, index: int) -> LayerSpec:

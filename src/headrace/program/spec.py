@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Protocol
 
 from headrace.base.errors import ModelFormatError
@@ -90,7 +91,14 @@ def spec_from_files(files: ModelFilesLike) -> ModelSpec:
     if files.kind == "gguf":
         return spec_from_gguf(files.metadata, files.tensors)
     spec = spec_from_config(files.config, files.generation_config)
+    if spec.has_masked_head and (files.pooling or not _has_masked_head(spec, files)):
+        spec = replace(spec, has_masked_head=False)
     return with_pooling(spec, Keys("pooling configuration", files.pooling)) if files.pooling else spec
+
+
+def _has_masked_head(spec: ModelSpec, files: ModelFilesLike) -> bool:
+    """Whether the head's weights are there: files of embedding models often keep the name of the class without them."""
+    return any(source.name in files.tensors for source in family_of(spec).sources(spec, "mask_dense", files.kind))
 
 
 def build_program(spec: ModelSpec) -> Program:

@@ -399,7 +399,8 @@ def _flow(program: Program) -> Iterator[Fault]:
         for index in (*seen.updates, *seen.writes):
             written_at[index] = item.phase
             unread[index] = where
-    unread.pop(NONE if (left := result(program)) is None else left, None)
+    for index in (NONE if (left := result(program)) is None else left, *program.kept):
+        unread.pop(index, None)
     for index, where in unread.items():
         yield Fault("order", where, f"{program.buffers[index].name} is never read")
     yield from _hazards(program)

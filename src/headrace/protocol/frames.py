@@ -134,12 +134,29 @@ class Submit(msgspec.Struct, tag="submit", tag_field="t", frozen=True, omit_defa
     grammar: Grammar | None = None
 
 
+class EncodeForm(StrEnum):
+    """What is wanted of each input, and the shape of ``Encoded.vector`` then.
+
+    POOLED: one vector, or scores of classes [width].
+    ROWS: such for every token [tokens, width].
+    MASKED: for every mark the likeliest tokens there, likeliest first, each its id and its probability [marks, top, 2].
+    """
+
+    POOLED = "pooled"
+    ROWS = "rows"
+    MASKED = "masked"
+
+
 class Encode(msgspec.Struct, tag="encode", tag_field="t", frozen=True, omit_defaults=True):
     """Make a vector of each input. ``request_id`` is unique on its connection.
 
     Args:
         inputs: token ids of each as ``pack_ids`` makes them, 1 ≤ count ≤ context.
         second_starts: of pairs of texts, the first token of each input's second text; empty where there are none.
+        form: one of those that the model's Welcome lists.
+        marks: MASKED: of each input the positions to tell a token for, at least one.
+        num_top: MASKED: tokens of each.
+        is_normalised: ROWS: vectors are brought to length 1, as those of POOLED always are.
         dimensions: None, or how many leading elements of a vector are wanted; they are brought to length 1 again.
         timeout_s: seconds from receipt after which the worker fails the request with ``generation_timeout``.
         priority: lower runs first; equal ones take turns, one input each.
@@ -148,6 +165,10 @@ class Encode(msgspec.Struct, tag="encode", tag_field="t", frozen=True, omit_defa
     request_id: str
     inputs: list[bytes]
     second_starts: list[int] = []
+    form: EncodeForm = EncodeForm.POOLED
+    marks: list[list[int]] = []
+    num_top: int = 0
+    is_normalised: bool = False
     dimensions: int | None = None
     timeout_s: float = 600.0
     priority: int = 0
@@ -199,7 +220,7 @@ class EchoLogprobs(msgspec.Struct, tag="echo", tag_field="t", frozen=True):
 
 
 class Encoded(msgspec.Struct, tag="encoded", tag_field="t", frozen=True):
-    """The vector of one input of an Encode, f32 little-endian. Inputs come back in order."""
+    """What was wanted of one input of an Encode, f32 little-endian, row-major. Inputs come back in order."""
 
     request_id: str
     index: int
@@ -245,6 +266,7 @@ class Welcome(msgspec.Struct, tag="welcome", tag_field="t", frozen=True):
     Args:
         vector_width: elements of what it makes of each input of an Encode, 0 where it generates.
         labels: where these are scores of classes, their names.
+        forms: what an Encode may want; empty where it generates.
     """
 
     version: int
@@ -255,6 +277,7 @@ class Welcome(msgspec.Struct, tag="welcome", tag_field="t", frozen=True):
     eos_token_ids: list[int]
     vector_width: int = 0
     labels: list[str] = []
+    forms: list[EncodeForm] = []
 
 
 class Status(msgspec.Struct, tag="status", tag_field="t", frozen=True, omit_defaults=True):

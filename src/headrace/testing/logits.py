@@ -13,7 +13,7 @@ from headrace.engine.loader import inspect, load
 from headrace.engine.weights import load_weights
 from headrace.kernels.vm import KvConfig, Vm, best_isa
 from headrace.program.encode import encode
-from headrace.program.ir import result
+from headrace.program.families.encoder_heads import VECTORS
 from headrace.program.opcodes import BLOCK_TOKENS, MAX_LOGPROBS, KvType
 from headrace.program.records import OUTPUT_DTYPE
 from headrace.program.spec import build_program, spec_from_files
@@ -107,6 +107,4 @@ def vm_vectors(
         np.zeros((len(texts), 0), np.int32),
         np.zeros(0, OUTPUT_DTYPE),
     )
-    index = result(program)
-    assert index is not None
-    return vm.read_buffer(encoded.buffer(program.buffers[index].name).offset, len(texts), spec.width)
+    return vm.read_buffer(encoded.buffer(VECTORS).offset, len(texts), spec.width)

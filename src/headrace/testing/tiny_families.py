@@ -8,6 +8,8 @@ weight table; transformers refuses the files where these are wrong.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -211,6 +213,21 @@ ENCODERS: dict[str, dict[str, Any]] = {
     ),
 }
 """config.json of the encoders, by case; decoders among them come with a pooling."""
+_HEAD_CLASSES = ("ForMaskedLM", "ForSequenceClassification", "ForTokenClassification")
+_HEADED = ("bert", "roberta", "xlm_roberta", "distilbert", "albert", "modernbert", "modernbert_biases")
+HEADED: dict[str, dict[str, Any]] = {
+    f"{case}_{head}": {
+        **ENCODERS[case],
+        "architectures": [ENCODERS[case]["architectures"][0].removesuffix("Model") + head],
+        **({} if head == "ForMaskedLM" else {"id2label": {"0": "a", "1": "b", "2": "c"}}),
+        **({"classifier_bias": True} if case == "modernbert_biases" else {}),
+    }
+    for case in _HEADED
+    for head in _HEAD_CLASSES
+}
+"""config.json of the encoders with something on top, by case."""
+MARKS = (0, 20, 36)
+"""Rows of the 37-token text whose token scores the golden of a masked-LM class holds."""
 LAST_TOKEN = {"word_embedding_dimension": 64, "pooling_mode_lasttoken": True}
 """The pooling of decoders that make vectors."""
 ENCODER_LENGTHS = (1, 37, 100)
@@ -229,12 +246,35 @@ def tiny_weights(config: dict[str, Any]) -> dict[str, NDArray[np.float32]]:
     for weight in build_program(spec).weights:
         for part in weight.parts:
             places = family_of(spec).sources(spec, part.role, "hf")
-            # DistilBERT shares a family with BERT, whose names come first.
-            own = [place for place in places if place.name.startswith("transformer.layer.")]
-            source = own[0] if own and config["model_type"] == "distilbert" else places[0]
+            source = _own_place(places, config)
             if source.name not in tensors:
                 tensors[source.name] = _values(source, weight, part.n, Role.of(part.role))
     return tensors
+
+
+# BERT, RoBERTa and DistilBERT share a family; where each of them keeps what stands on top, and what is below it.
+_HEAD_STEMS = {
+    "bert": ("cls.", "classifier.weight", "classifier.bias", "bert.pooler."),
+    "roberta": ("lm_head.", "classifier.dense.", "classifier.out_proj."),
+    "xlm-roberta": ("lm_head.", "classifier.dense.", "classifier.out_proj."),
+    "distilbert": ("vocab_", "pre_classifier.", "classifier.weight", "classifier.bias"),
+}
+_PREFIXES = {"xlm-roberta": "roberta.", "modernbert": "model."}
+
+
+def _own_place(places: Sequence[Source], config: dict[str, Any]) -> Source:
+    """Returns the place by the name that transformers gives it in this class."""
+    kind, architecture = config["model_type"], config["architectures"][0]
+    heads = _HEAD_STEMS.get(kind, ())
+    if kind.endswith("roberta") and architecture.endswith("ForTokenClassification"):
+        heads = ("classifier.weight", "classifier.bias")
+    if found := [place for place in places if place.name.startswith(heads)]:
+        return found[0]
+    own = [place for place in places if place.name.startswith("transformer.layer.")]
+    source = own[0] if own and kind == "distilbert" else places[0]
+    prefix = _PREFIXES.get(kind, f"{kind}.")
+    has_prefix = architecture.endswith(_HEAD_CLASSES) and f"{prefix}{source.name}" in {place.name for place in places}
+    return replace(source, name=f"{prefix}{source.name}") if has_prefix else source
 
 
 def _values(source: Source, weight: WeightSpec, n: int, role: Role) -> NDArray[np.float32]:
@@ -385,7 +425,7 @@ def write_tiny_family_gguf(path: Path, case: str, metadata: dict[str, Any]) -> P
 
 def write_tiny_family(folder: Path, case: str, *, dtype: str = "F32") -> Path:
     """Writes the case as config.json and model.safetensors, without a tokenizer, and returns the folder."""
-    config = {**CASES, **ENCODERS}[case]
+    config = {**CASES, **ENCODERS, **HEADED}[case]
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: tiny_blocks.encode(values, dtype) for name, values in tiny_weights(config).items()}
     (folder / "model.safetensors").write_bytes(safetensors_bytes(tensors, metadata={"format": "pt"}))

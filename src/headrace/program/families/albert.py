@@ -1,6 +1,7 @@
 """ALBERT: BERT's post-norm block, one set of weights for all layers, and an embedding narrower than the blocks.
 
-Covers AlbertModel and the masked-LM class that the same files are published as; its head and pooler are left aside.
+Covers AlbertModel, whose pooler is left aside, the masked-LM class that the same files are published as, and the
+classes for sequence and token classification.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from headrace.base.errors import ModelUnsupportedError
 from headrace.program.builder import Builder
+from headrace.program.families import encoder_heads
 from headrace.program.families.checks import EPS, HINT, LIMITS, checked, unsupported
 from headrace.program.families.config_json import activation
 from headrace.program.families.gguf_metadata import Tensors
@@ -16,7 +18,7 @@ from headrace.program.families.source import Names, Role, Source
 from headrace.program.ir import Part, Program
 from headrace.program.keys import Keys
 from headrace.program.model import Architecture, ModelSpec
-from headrace.program.opcodes import Epilogue, Norm, Pooling
+from headrace.program.opcodes import Activation, Domain, Epilogue, Norm, Pooling
 
 __all__ = ["NAME", "build", "sources", "spec_from_config", "spec_from_gguf"]
 
@@ -41,6 +43,13 @@ _NAMES = Names(
         "mlp_norm": "full_layer_layer_norm",
     },
 )
+_HEADS = {
+    "pooler": ("albert.pooler", "pooler"),
+    "classifier": ("classifier",),
+    "mask_dense": ("predictions.dense",),
+    "mask_norm": ("predictions.LayerNorm",),
+    "mask_head": ("predictions", "predictions.decoder"),
+}
 
 
 def spec_from_config(architecture: str, keys: Keys, generation: Keys) -> ModelSpec:
@@ -62,7 +71,7 @@ def spec_from_config(architecture: str, keys: Keys, generation: Keys) -> ModelSp
     embed_width = keys.integer("embedding_size", *LIMITS["width"], default=128)
     if embed_width % 32:
         raise unsupported(keys, "embedding_size", embed_width, "multiples of 32")
-    return checked(
+    spec = checked(
         keys.source,
         ModelSpec(
             family=NAME,
@@ -79,6 +88,7 @@ def spec_from_config(architecture: str, keys: Keys, generation: Keys) -> ModelSp
             rope=None,
             is_tied=True,
             norm=Norm.LAYER,
+            has_norm_bias=True,
             is_gated=False,
             activation=activation(keys, "hidden_act", "gelu_new"),
             has_learned_positions=True,
@@ -90,6 +100,7 @@ def spec_from_config(architecture: str, keys: Keys, generation: Keys) -> ModelSp
             pooling=Pooling.MEAN,
         ),
     )
+    return encoder_heads.with_head(spec, architecture, keys)
 
 
 def spec_from_gguf(keys: Keys, tensors: Tensors) -> ModelSpec:
@@ -136,16 +147,15 @@ def build(spec: ModelSpec) -> Program:
     for index in range(spec.layers):
         x = _layer(b, index, x, weights, is_last=index == spec.layers - 1)
     norm_weight, norm_bias = weights.mlp_norm
-    b.pool(
-        "vectors",
-        x,
-        pooling=spec.pooling,
-        is_normalised=True,
-        norm_weight=norm_weight,
-        norm_bias=norm_bias,
-        norm=Norm.LAYER,
-    )
-    return b.program()
+    rows = b.norm(encoder_heads.ROWS, x, norm_weight=norm_weight, norm_bias=norm_bias, norm=Norm.LAYER)
+    if not spec.labels:
+        return encoder_heads.embed(b, rows, tables["table"])
+    if spec.has_token_labels:
+        return encoder_heads.classify(b, rows, Domain.ROWS)
+    first = b.pool("first", rows, pooling=Pooling.FIRST)
+    domain = Domain.SEQUENCES
+    pooled = encoder_heads.product(b, "pooled", "pooler", first, spec.width, activation=Activation.TANH, domain=domain)
+    return encoder_heads.classify(b, pooled, domain)
 
 
 def _layer(b: Builder, index: int, x: int, weights: _Weights, *, is_last: bool) -> int:
@@ -178,6 +188,8 @@ def _norm(b: Builder, role: str, width: int) -> tuple[int, int]:
 def sources(spec: ModelSpec, role: str, kind: str) -> tuple[Source, ...]:
     """Returns where a file may keep a role: with the model's own prefix, or without."""
     at = Role.of(role)
+    if at.name in _HEADS:
+        return encoder_heads.head_sources(_HEADS, role)
     if at.name not in (_NAMES.top if at.layer < 0 else _NAMES.layer):
         return ()
     source = _NAMES.source(role)

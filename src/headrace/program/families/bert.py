@@ -1,9 +1,9 @@
 """BERT and its kin: post-norm encoder blocks with learned positions; one vector for each sequence comes out.
 
-Covers BertModel (MiniLM, BGE, E5, GTE), RobertaModel, XLMRobertaModel and DistilBertModel, and the masked-LM classes
-that the same files are often published as: their heads are left aside, as is BERT's pooler. GGUF's ``bert`` is read.
-Of the classes for sequence classification (rerankers are such, with one class) the scores come out, before any softmax
-or sigmoid.
+Covers BertModel (MiniLM, BGE, E5, GTE), RobertaModel, XLMRobertaModel and DistilBertModel, whose pooler is left aside,
+and the masked-LM classes that the same files are often published as. GGUF's ``bert`` is read. Of the classes for
+sequence classification (rerankers are such, with one class) and token classification the scores come out, before any
+softmax or sigmoid.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import TypedDict
 
 from headrace.program.builder import Builder
+from headrace.program.families import encoder_heads
 from headrace.program.families.checks import EPS, LIMITS, checked, unsupported
 from headrace.program.families.config_json import activation
 from headrace.program.families.gguf_metadata import Tensors, own_keys, spec_of_gguf
@@ -79,12 +80,20 @@ _KEYS = ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediat
 _DISTILBERT_KEYS = ("n_layers", "dim", "n_heads", "hidden_dim", "activation")
 # RoBERTa counts positions from the padding token's id on: the first token has position 2.
 _ROBERTA_OFFSET = 2
-# Where the classes for sequence classification keep their heads: RoBERTa's, BERT's, DistilBERT's.
+# Where the classes with heads keep them: RoBERTa's, BERT's, DistilBERT's.
 _HEADS = {
-    "pooler": ("classifier.dense", "pooler.dense", "pre_classifier"),
+    "pooler": ("classifier.dense", "pooler.dense", "bert.pooler.dense", "pre_classifier"),
     "classifier": ("classifier.out_proj", "classifier"),
+    "mask_dense": ("cls.predictions.transform.dense", "lm_head.dense", "vocab_transform"),
+    "mask_norm": ("cls.predictions.transform.LayerNorm", "lm_head.layer_norm", "vocab_layer_norm"),
+    "mask_head": (
+        "cls.predictions",
+        "cls.predictions.decoder",
+        "lm_head",
+        "lm_head.decoder",
+        "vocab_projector",
+    ),
 }
-_MAX_LABELS = 2**12
 
 
 class _NormWeights(TypedDict):
@@ -121,7 +130,7 @@ def spec_from_config(architecture: str, keys: Keys, generation: Keys) -> ModelSp
         raise keys.refuse("max_position_embeddings", f"must be above {offset}")
     if is_roberta and keys.integer("pad_token_id", 0, LIMITS["vocab_size"][1], default=1) != offset - 1:
         raise unsupported(keys, "pad_token_id", keys.values["pad_token_id"], str(offset - 1))
-    return checked(
+    spec = checked(
         keys.source,
         ModelSpec(
             family=NAME,
@@ -148,20 +157,9 @@ def spec_from_config(architecture: str, keys: Keys, generation: Keys) -> ModelSp
             position_offset=offset,
             token_types=0 if is_distilbert else keys.integer("type_vocab_size", 1, 1024, default=2),
             pooling=Pooling.MEAN,
-            labels=_labels(keys) if architecture.endswith("ForSequenceClassification") else (),
         ),
     )
-
-
-def _labels(keys: Keys) -> tuple[str, ...]:
-    """Returns the names of the classes, by ``id2label``; ``LABEL_0`` … where there is none."""
-    named = keys.mapping("id2label")
-    if named is None:
-        return tuple(f"LABEL_{index}" for index in range(keys.integer("num_labels", 1, _MAX_LABELS, default=2)))
-    count = len(named.values)
-    if not 1 <= count <= _MAX_LABELS:
-        raise keys.refuse("id2label", f"must have 1 to {_MAX_LABELS} entries")
-    return tuple(named.text(str(index)) for index in range(count))
+    return encoder_heads.with_head(spec, architecture, keys, Activation.GELU_ERF if is_roberta else None)
 
 
 def spec_from_gguf(keys: Keys, tensors: Tensors) -> ModelSpec:
@@ -208,25 +206,16 @@ def build(spec: ModelSpec) -> Program:
     for index in range(spec.layers):
         x = b.norm(f"layers.{index}.x", x, **norms, norm=Norm.LAYER)
         x, norms = _block(b, index, x)
-    if spec.labels:
-        _classify(b, b.pool("first", x, pooling=Pooling.FIRST, **norms, norm=Norm.LAYER))
-    else:
-        b.pool("vectors", x, pooling=spec.pooling, is_normalised=True, **norms, norm=Norm.LAYER)
-    return b.program()
-
-
-def _classify(b: Builder, first: int) -> None:
-    """Adds the head of a sequence classification over the first row of each sequence."""
-    spec = b.spec
-    inner = b.linear(
-        "pooled",
-        first,
-        **_product(b, "pooler", spec.width, ("pooler", spec.width)),
-        activation=Activation.TANH if spec.token_types else Activation.RELU,  # DistilBERT, which has no types: ReLU
-        domain=Domain.SEQUENCES,
-    )
-    classes = ("classifier", len(spec.labels))
-    b.linear("scores", inner, **_product(b, "classifier", spec.width, classes), domain=Domain.SEQUENCES)
+    rows = b.norm(encoder_heads.ROWS, x, **norms, norm=Norm.LAYER)
+    if not spec.labels:
+        return encoder_heads.embed(b, rows, table)
+    if spec.has_token_labels:
+        return encoder_heads.classify(b, rows, Domain.ROWS)
+    first = b.pool("first", rows, pooling=Pooling.FIRST)
+    # DistilBERT, which has no token types, has ReLU.
+    act = Activation.TANH if spec.token_types else Activation.RELU
+    pooled = encoder_heads.product(b, "pooled", "pooler", first, spec.width, activation=act, domain=Domain.SEQUENCES)
+    return encoder_heads.classify(b, pooled, Domain.SEQUENCES)
 
 
 def _norm(b: Builder, role: str) -> _NormWeights:
@@ -265,8 +254,7 @@ def sources(spec: ModelSpec, role: str, kind: str) -> tuple[Source, ...]:
     at = Role.of(role)
     prefixes = ("", "bert.", "roberta.", "distilbert.")
     if at.name in _HEADS:
-        suffix = "bias" if at.is_bias else "weight"
-        return tuple(Source(f"{prefix}{stem}.{suffix}") for stem in _HEADS[at.name] for prefix in prefixes)
+        return encoder_heads.head_sources(_HEADS, role)
     if at.name not in (_BERT.top if at.layer < 0 else _BERT.layer):
         return ()
     if kind == "gguf":

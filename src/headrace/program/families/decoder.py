@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TypedDict
 
 from headrace.program.builder import Builder
+from headrace.program.families import encoder_heads
 from headrace.program.ir import NONE, Part, Program
 from headrace.program.model import Architecture, LayerSpec, ModelSpec, RopeSpec
 from headrace.program.opcodes import LANES, Epilogue, Norm
@@ -26,8 +27,7 @@ def build(spec: ModelSpec) -> Program:
         Block(b, index, x).add(ropes[index])
     norms = norm_of(b, "final_norm")
     if spec.architecture is Architecture.ENCODER_ONLY:
-        b.pool("vectors", x, pooling=spec.pooling, is_normalised=True, **norms, norm=spec.norm)
-        return b.program()
+        return encoder_heads.embed(b, b.norm(encoder_heads.ROWS, x, **norms, norm=spec.norm), table)
     head = table if spec.is_tied else b.matrix("head", spec.width, Part("head", spec.vocab_size))
     b.head(x, head, **norms, norm=spec.norm, scale=spec.logit_scale, softcap=spec.logit_softcap)
     return b.program()

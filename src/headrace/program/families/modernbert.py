@@ -1,7 +1,8 @@
 """ModernBERT: pre-norm encoder blocks with rotary positions, a gated MLP, and windows on two of three layers.
 
-Covers ModernBertModel (GTE, Nomic and others) and the masked-LM class that the same files are published as; its head is
-left aside. Norms have a weight and, as a rule, no bias; the first block reads the normed embedding as it is.
+Covers ModernBertModel (GTE, Nomic and others), the masked-LM class that the same files are published as, and the
+classes for sequence and token classification. Norms have a weight and, as a rule, no bias; the first block reads the
+normed embedding as it is.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from dataclasses import replace
 
 from headrace.base.errors import ModelUnsupportedError
 from headrace.program.builder import Builder
+from headrace.program.families import encoder_heads
 from headrace.program.families.checks import EPS, HINT, LIMITS, THETA, checked, unsupported
 from headrace.program.families.config_json import activation, sliding_layers
 from headrace.program.families.config_rope import rope_from_parameters
@@ -19,7 +21,7 @@ from headrace.program.families.source import Names, Role, Source
 from headrace.program.ir import Part, Program
 from headrace.program.keys import Keys
 from headrace.program.model import Architecture, ModelSpec, RopeSpec
-from headrace.program.opcodes import Norm, Pooling
+from headrace.program.opcodes import Domain, Norm, Pooling
 
 __all__ = ["NAME", "build", "sources", "spec_from_config", "spec_from_gguf"]
 
@@ -40,6 +42,12 @@ _NAMES = Names(
         "down": "mlp.Wo",
     },
 )
+_HEADS = {
+    "classifier": ("classifier",),
+    "mask_dense": ("head.dense",),
+    "mask_norm": ("head.norm",),
+    "mask_head": ("decoder",),
+}
 
 
 def spec_from_config(architecture: str, keys: Keys, generation: Keys) -> ModelSpec:
@@ -83,9 +91,11 @@ def spec_from_config(architecture: str, keys: Keys, generation: Keys) -> ModelSp
         has_attention_bias=has_bias,
         has_output_bias=has_bias,
         has_mlp_bias=keys.boolean("mlp_bias", False),
+        has_head_bias=keys.boolean("classifier_bias", False),
         pooling=Pooling.FIRST if pooling == "cls" else Pooling.MEAN,
     )
     plain = spec.layer(0)
+    spec = encoder_heads.with_head(spec, architecture, keys, activation(keys, "classifier_activation", "gelu"))
     near = replace(plain, window=window if window < context_tokens else 0, rope=local)
     return checked(keys.source, replace(spec, per_layer=tuple(near if slides else plain for slides in is_sliding)))
 
@@ -123,13 +133,32 @@ def build(spec: ModelSpec) -> Program:
     x = b.norm("x", rows, **norm_of(b, "embed_norm"), norm=Norm.LAYER)
     for index in range(spec.layers):
         Block(b, index, x).add(ropes[index], is_normed=index > 0)
-    b.pool("vectors", x, pooling=spec.pooling, is_normalised=True, **norm_of(b, "final_norm"), norm=Norm.LAYER)
-    return b.program()
+    rows = b.norm(encoder_heads.ROWS, x, **norm_of(b, "final_norm"), norm=Norm.LAYER)
+    if not spec.labels:
+        return encoder_heads.embed(b, rows, table)
+    domain = Domain.ROWS if spec.has_token_labels else Domain.SEQUENCES
+    if domain is Domain.SEQUENCES:
+        rows = b.pool("pooled", rows, pooling=spec.pooling)
+    inner = encoder_heads.product(
+        b,
+        "inner",
+        "mask_dense",
+        rows,
+        spec.width,
+        has_bias=spec.has_head_bias,
+        activation=spec.head_activation,
+        domain=domain,
+    )
+    return encoder_heads.classify(
+        b, b.norm("head", inner, **norm_of(b, "mask_norm"), norm=Norm.LAYER, domain=domain), domain
+    )
 
 
 def sources(spec: ModelSpec, role: str, kind: str) -> tuple[Source, ...]:
     """Returns where a file may keep a role: fused tensors are q, k, v and gate, up from top to bottom."""
     at = Role.of(role)
+    if at.name in _HEADS:
+        return encoder_heads.head_sources(_HEADS, role)
     if at.name not in (_NAMES.top if at.layer < 0 else _NAMES.layer):
         return ()
     source = _NAMES.source(role)
