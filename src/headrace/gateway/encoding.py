@@ -8,6 +8,7 @@ Nothing of an answer is seen before it is whole, so a request whose worker died 
 from __future__ import annotations
 
 import asyncio
+from array import array
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from headrace.base.errors import ContextLengthError, RequestError, WorkerLostErr
 from headrace.gateway.pipeline import Pipeline
 from headrace.gateway.quarantine import fingerprint_inputs
 from headrace.gateway.ticket import BACKSTOP_S, Ticket
-from headrace.protocol.frames import ID_BYTES, Encode, Encoded, Failed, Started, Welcome, pack_ids
+from headrace.protocol.frames import ID_BYTES, Encode, Encoded, EncodeForm, Failed, Started, Welcome, pack_ids
 
 if TYPE_CHECKING:
     from headrace.gateway.ledger import Record
@@ -25,16 +26,20 @@ if TYPE_CHECKING:
     from headrace.replica.events import EventStream
 
 
+MAX_MARKS: Final = 64
+# Characters of a text that are looked at for each token that is wanted; words with their spaces have 6.
+_WORDY_CHARS: Final = 8
 MAX_BATCH_TOKENS: Final = 2**23
 """Of one request: half of what a frame to the worker can hold."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """Inputs as token ids; both as in ``frames.Encode``."""
+    """Inputs as token ids; all as in ``frames.Encode``."""
 
     inputs: list[bytes]
     second_starts: list[int] = field(default_factory=list)
+    marks: list[list[int]] = field(default_factory=list)
 
 
 Tokenise = Callable[["Reader"], Tokens]
@@ -90,6 +95,42 @@ class Reader:
             starts.append(start)
         return Tokens(inputs, starts)
 
+    def spans(self, text: str, param: str, truncate_tokens: int | None) -> tuple[bytes, list[tuple[int, int]]]:
+        """Gives the packed ids of a text, and where each token stands in it; both are empty for those that were added.
+
+        One that is too long loses its end, but not a special token there, or is refused.
+        """
+        limit = self.limit if truncate_tokens is None else min(truncate_tokens, self.limit)
+        if truncate_tokens is None:
+            self.tokenizer.encode_within(text, add_special=True, limit_tokens=limit, param=param)
+        ids, places = self.tokenizer.encode_spans(text[: _WORDY_CHARS * max(limit, 256)])
+        if not ids:
+            raise RequestError(f"{param} has no tokens: nothing can be made of it", param=param, code="empty_input")
+        if len(ids) > limit:
+            num_last = int(places[-1][0] == places[-1][1])
+            ids = [*ids[: limit - num_last], *ids[len(ids) - num_last :]]
+            places = [*places[: limit - num_last], *places[len(places) - num_last :]]
+        return pack_ids(ids), places
+
+    def masked(self, text: str, param: str, truncate_tokens: int | None) -> tuple[bytes, list[int]]:
+        """Gives the packed ids of a text and the positions of its masks.
+
+        Raises:
+            RequestError: it has none, or too many.
+        """
+        mask = self.tokenizer.mask_token_id()
+        if mask is None:
+            raise RequestError("the model's tokenizer has no mask token", param="model", code="model_not_supported")
+        ids = self.ids(text, param, truncate_tokens)
+        marks = [at for at, token in enumerate(array("i", ids)) if token == mask]
+        if not 1 <= len(marks) <= MAX_MARKS:
+            written = self.tokenizer.token_bytes(mask).decode("utf-8", "replace").strip()
+            raise RequestError(
+                f"{param} has {len(marks)} masks, it must have 1 to {MAX_MARKS}: write {written} for a word",
+                param=param,
+            )
+        return ids, marks
+
     def _too_long(self, count: int, param: str) -> ContextLengthError:
         return ContextLengthError(
             f"This model's maximum context length is {self.limit} tokens. However, {param} has {count} tokens: shorten "
@@ -133,7 +174,20 @@ class Encoding:
         self._executor = executor
         self._ticket = Ticket(pipeline, record, is_stream=False)
 
-    async def run(self, tokenise: Tokenise, *, dimensions: int | None = None) -> list[bytes]:
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer."""
+        return self._pipeline.kit.tokenizer
+
+    async def run(
+        self,
+        tokenise: Tokenise,
+        *,
+        dimensions: int | None = None,
+        form: EncodeForm = EncodeForm.POOLED,
+        num_top: int = 0,
+        is_normalised: bool = False,
+    ) -> list[bytes]:
         """Gives what the model makes of each input, f32 little-endian. Call it once.
 
         Raises:
@@ -155,6 +209,10 @@ class Encoding:
             next(pipeline.ids),
             tokens.inputs,
             second_starts=tokens.second_starts,
+            form=form,
+            marks=tokens.marks,
+            num_top=num_top,
+            is_normalised=is_normalised,
             dimensions=dimensions,
             timeout_s=pipeline.limits.request_timeout_s + BACKSTOP_S,
         )

@@ -6,7 +6,7 @@ The tokenizer spends little on a text that cannot fit, so no hostile prompt cost
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -35,6 +35,18 @@ class Tokenizer(Protocol):
 
     def encode_pair(self, first: str, second: str, limit_tokens: int, *, is_cut: bool) -> tuple[list[int], int]:
         """Gives the ids of two texts as one input, and where the second one's begin."""
+        ...
+
+    def encode_spans(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """Gives the ids of a text, special ones among them, and where each stands in it."""
+        ...
+
+    def mask_token_id(self) -> int | None:
+        """Gives the id of the token that hides another one, None where there is none."""
+        ...
+
+    def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
+        """Gives the text of ids."""
         ...
 
     def token_bytes(self, token_id: int) -> bytes:

@@ -19,7 +19,7 @@ from headrace.protocol.strict_json import decode_object
 MAX_INPUTS: Final = 2**17
 _MAX_CHARS: Final = 2**26
 _MAX_NAME: Final = 256
-_MAX_DIMENSIONS: Final = 2**20
+MAX_DIMENSIONS: Final = 2**20
 # vLLM's ``truncate_prompt_tokens``: −1 is the model's own limit.
 _MODEL_LIMIT: Final = -1
 
@@ -36,6 +36,8 @@ class EmbeddingRequest:
         model: None where none is named: the server's first.
         dimensions: leading elements that are wanted, None for all.
         is_tei: the answer is in TEI's form.
+        is_similarity: of that form: the first input is compared with each of the others.
+        is_by_token: of that form: every token has its own vector, as the model gives it.
         truncate_tokens: inputs are cut to their first so many tokens, special ones included; None refuses long ones.
     """
 
@@ -46,6 +48,8 @@ class EmbeddingRequest:
     truncate_tokens: int | None
     unknown: tuple[str, ...]
     is_tei: bool = False
+    is_similarity: bool = False
+    is_by_token: bool = False
 
 
 def parse_embeddings(body: bytes) -> EmbeddingRequest:
@@ -56,7 +60,7 @@ def parse_embeddings(body: bytes) -> EmbeddingRequest:
     """
     fields = Fields(decode_object(body))
     model = fields.text("model", _MAX_NAME)
-    inputs = _inputs(fields)
+    inputs = inputs_of(fields)
     form = fields.text("encoding_format", 16) or "float"
     if form not in ("float", "base64"):
         raise fields.wrong("encoding_format", form, "float or base64")
@@ -65,7 +69,7 @@ def parse_embeddings(body: bytes) -> EmbeddingRequest:
         model=model,
         inputs=inputs,
         is_base64=form == "base64",
-        dimensions=fields.integer("dimensions", 1, _MAX_DIMENSIONS),
+        dimensions=fields.integer("dimensions", 1, MAX_DIMENSIONS),
         truncate_tokens=truncation(fields),
         unknown=fields.unknown(),
     )
@@ -79,8 +83,12 @@ def truncation(fields: Fields) -> int | None:
     return MAX_TOKEN_ID if truncate == _MODEL_LIMIT else truncate
 
 
-def _inputs(fields: Fields) -> tuple[str | list[int], ...]:
-    """Gives the inputs of a text, a list of texts, a list of token ids, or a list of such lists."""
+def inputs_of(fields: Fields) -> tuple[str | list[int], ...]:
+    """Gives ``input``: a text, a list of texts, a list of token ids, or a list of such lists.
+
+    Raises:
+        RequestError: it is missing, empty or holds something else.
+    """
     value = fields.take("input")
     if value is None:
         raise fields.missing("input")

@@ -5,7 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
-from headrace.protocol.openapi_encode import CLASSIFY, EMBED, EMBEDDINGS, ENCODE_ANSWERS, PREDICT, RERANK, SCORE
+from headrace.protocol.openapi_encode import (
+    CLASSIFY,
+    EMBED,
+    EMBED_ALL,
+    EMBEDDINGS,
+    ENCODE_ANSWERS,
+    POOLING,
+    PREDICT,
+    RERANK,
+    SCORE,
+    SIMILARITY,
+)
 from headrace.protocol.openapi_parts import (
     ANSWERS,
     CHAT,
@@ -84,6 +95,12 @@ OPERATIONS: Final = (
     Operation("/v1/score", "post", "score", "Scores pairs of texts.", "Scores", SCORE, (), _RUN),
     Operation("/v1/classify", "post", "classify", "Gives each text's class.", "Classes", CLASSIFY, ("input",), _RUN),
     Operation("/embed", "post", "embed", "Vectors, in TEI's form.", "Vectors", EMBED, ("inputs",), _RUN),
+    Operation("/v1/pooling", "post", "pooling", "What the model makes of each token (vLLM).", "Pooled",
+              POOLING, ("input",), _RUN),
+    Operation("/embed_all", "post", "embedAll", "Every token's vector, in TEI's form.", "TokenVectors",
+              EMBED_ALL, ("inputs",), _RUN),
+    Operation("/similarity", "post", "similarity", "Cosines to one text, in TEI's form.", "Similarities",
+              SIMILARITY, ("inputs",), _RUN),
     Operation("/predict", "post", "predict", "Classes, in TEI's form.", "Predictions", PREDICT, ("inputs",), _RUN),
     Operation("/info", "get", "encoderInfo", "What a model that does not generate is, in TEI's form.", "EncoderInfo",
               errors={400: "the model generates", 503: _NOT_READY[503]}),

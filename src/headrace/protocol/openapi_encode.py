@@ -65,6 +65,16 @@ SCORE: Final[dict[str, Schema]] = {
     **_TRUNCATE,
 }
 CLASSIFY: Final[dict[str, Schema]] = {**_MODEL, "input": _texts("The texts to classify."), **_TRUNCATE}
+POOLING: Final[dict[str, Schema]] = {
+    **EMBEDDINGS,
+    "task": text_of(
+        32, "`token_embed` (the default of a model that makes vectors), `embed`, `classify` or `token_classify`."
+    ),
+    "use_activation": flag("False: scores as the model gives them, and tokens' vectors of whatever length."),
+    "normalize": flag("The same for vectors."),
+    "embed_dtype": text_of(16, "Only `float32` is possible."),
+    "endianness": text_of(16, "`native` or `little`: base64 is little-endian f32."),
+}
 EMBED: Final[dict[str, Schema]] = {
     "inputs": _texts("A text or a list of texts."),
     "normalize": flag("Only true is possible."),
@@ -75,6 +85,16 @@ PREDICT: Final[dict[str, Schema]] = {
     "inputs": _texts("A text or a list of texts."),
     "raw_scores": RERANK["raw_scores"],
     **_CUT,
+}
+EMBED_ALL: Final[dict[str, Schema]] = {"inputs": EMBED["inputs"], **_CUT}
+SIMILARITY: Final[dict[str, Schema]] = {
+    "inputs": {
+        "type": "object",
+        "properties": {"source_sentence": _TEXT, "sentences": _texts("What it is compared with.", _DOCUMENT)},
+        "required": ["source_sentence", "sentences"],
+        "description": "A text, and those that it is compared with.",
+    },
+    "parameters": {"type": ["object", "null"], "properties": _CUT, "description": "`truncate` (TEI's)."},
 }
 
 _NUMBER: Final[Schema] = {"type": "number"}
@@ -132,6 +152,23 @@ ENCODE_ANSWERS: Final[dict[str, Schema]] = {
         data=_list(_object(index=_COUNT, label=_TEXT, probs=_list(_NUMBER), num_classes=_COUNT)),
         usage=_USAGE,
     ),
+    "Pooled": _object(
+        id=_TEXT,
+        object={"const": "list"},
+        created=_COUNT,
+        model=_TEXT,
+        data=_list(
+            _object(
+                index=_COUNT,
+                object={"const": "pooling"},
+                data={"anyOf": [_TEXT, _list(_NUMBER), _list(_list(_NUMBER))]},
+                shape=_list(_COUNT),
+            )
+        ),
+        usage=_USAGE,
+    ),
+    "TokenVectors": _list(_list(_list(_NUMBER))),
+    "Similarities": _list(_NUMBER),
     "Vectors": _list(_list(_NUMBER)),
     "Predictions": {"anyOf": [_list(_CLASS), _list(_list(_CLASS))]},
     "EncoderInfo": _object(

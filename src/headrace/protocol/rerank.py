@@ -59,6 +59,7 @@ class ClassifyRequest:
         model: None where none is named: the server's first.
         is_tei: the answer is in TEI's form.
         is_single, is_raw: of that form: one text was sent as such; scores as the model gives them.
+        top_n: of that form: so many classes, best first; None for all.
     """
 
     model: str | None
@@ -68,6 +69,7 @@ class ClassifyRequest:
     is_tei: bool = False
     is_single: bool = False
     is_raw: bool = False
+    top_n: int | None = None
 
 
 def parse_rerank(body: bytes) -> ScoreRequest:

@@ -7,18 +7,16 @@ answer, a list gets a list.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
 
 import msgspec
 
 from headrace.base.errors import RequestError
-from headrace.protocol.embeddings import MAX_INPUTS, EmbeddingRequest, values_of
+from headrace.protocol.embeddings import MAX_DIMENSIONS, MAX_INPUTS, EmbeddingRequest, values_of
 from headrace.protocol.fields import Fields
 from headrace.protocol.openai import MAX_TOKEN_ID
 from headrace.protocol.rerank import ClassifyRequest, probabilities, texts_of
 from headrace.protocol.strict_json import decode_object
 
-_MAX_DIMENSIONS: Final = 2**20
 _encode = msgspec.json.Encoder().encode
 
 
@@ -37,11 +35,59 @@ def parse_embed(body: bytes) -> EmbeddingRequest:
         model=None,
         inputs=inputs,
         is_base64=False,
-        dimensions=fields.integer("dimensions", 1, _MAX_DIMENSIONS),
+        dimensions=fields.integer("dimensions", 1, MAX_DIMENSIONS),
         truncate_tokens=MAX_TOKEN_ID if fields.flag("truncate") else None,
         unknown=fields.unknown(),
         is_tei=True,
     )
+
+
+def parse_embed_all(body: bytes) -> EmbeddingRequest:
+    """Reads the body of ``POST /embed_all``; raises as ``parse_embed``."""
+    fields = Fields(decode_object(body))
+    inputs = texts_of(fields, "inputs")
+    _check_side(fields)
+    return EmbeddingRequest(
+        model=None,
+        inputs=inputs,
+        is_base64=False,
+        dimensions=None,
+        truncate_tokens=MAX_TOKEN_ID if fields.flag("truncate") else None,
+        unknown=fields.unknown(),
+        is_tei=True,
+        is_by_token=True,
+    )
+
+
+def parse_similarity(body: bytes) -> EmbeddingRequest:
+    """Reads the body of ``POST /similarity``: ``inputs`` holds a ``source_sentence`` and ``sentences``."""
+    fields = Fields(decode_object(body))
+    given = fields.mapping("inputs")
+    if given is None:
+        raise fields.missing("inputs")
+    inner = Fields(given, "inputs.")
+    source = inner.text("source_sentence", 2**26)
+    if not source:
+        raise inner.missing("source_sentence")
+    sentences = texts_of(inner, "sentences")
+    parameters = Fields(fields.mapping("parameters") or {}, "parameters.")
+    _check_side(parameters)
+    return EmbeddingRequest(
+        model=None,
+        inputs=(source, *sentences),
+        is_base64=False,
+        dimensions=None,
+        truncate_tokens=MAX_TOKEN_ID if parameters.flag("truncate") else None,
+        unknown=(*fields.unknown(), *inner.unknown(), *parameters.unknown()),
+        is_tei=True,
+        is_similarity=True,
+    )
+
+
+def parse_task_vectors(body: bytes) -> EmbeddingRequest:
+    """Reads the body of ``POST /``: as ``/similarity`` where ``inputs`` is an object, else as ``/embed``."""
+    is_object = isinstance(decode_object(body).get("inputs"), dict)
+    return parse_similarity(body) if is_object else parse_embed(body)
 
 
 def parse_predict(body: bytes) -> ClassifyRequest:
@@ -67,9 +113,18 @@ def _check_side(fields: Fields) -> None:
         raise fields.wrong("truncation_direction", side, "Right")
 
 
-def embed_body(vectors: Sequence[bytes]) -> bytes:
-    """Writes the answer of ``/embed``: a list of vectors, for a single text too."""
-    return _encode([values_of(vector) for vector in vectors])
+def embed_body(request: EmbeddingRequest, vectors: Sequence[bytes], width: int) -> bytes:
+    """Writes the answer of ``/embed``: a list of vectors, for a single text too; of ``/embed_all`` one list a text.
+
+    Of ``/similarity`` it is the cosines of the first vector and each of the others.
+    """
+    rows = [values_of(vector) for vector in vectors]
+    if request.is_similarity:
+        first = rows[0]
+        return _encode([sum(a * b for a, b in zip(first, row, strict=True)) for row in rows[1:]])
+    if request.is_by_token:
+        return _encode([[row[at : at + width] for at in range(0, len(row), width)] for row in rows])
+    return _encode(rows)
 
 
 def predict_body(request: ClassifyRequest, results: Sequence[bytes], labels: Sequence[str]) -> bytes:
@@ -77,17 +132,20 @@ def predict_body(request: ClassifyRequest, results: Sequence[bytes], labels: Seq
     answers = []
     for result in results:
         scores = values_of(result) if request.is_raw else probabilities(result)
-        best = sorted(zip(scores, labels, strict=True), key=lambda pair: -pair[0])
+        best = sorted(zip(scores, labels, strict=True), key=lambda pair: -pair[0])[: request.top_n]
         answers.append([{"score": score, "label": label} for score, label in best])
     return _encode(answers[0] if request.is_single else answers)
 
 
-def info(model: str, context_tokens: int, labels: Sequence[str], version: str) -> dict[str, object]:
-    """Gives the answer of ``GET /info``."""
+def info(
+    model: str, context_tokens: int, labels: Sequence[str], version: str, *, is_by_token: bool
+) -> dict[str, object]:
+    """Gives the answer of ``GET /info``; TEI has no word for a model that classifies tokens."""
     kind: dict[str, object] = {"embedding": {"pooling": "model"}}
     if labels:
         names = {str(index): label for index, label in enumerate(labels)}
-        kind = {"reranker" if len(labels) == 1 else "classifier": {"id2label": names}}
+        name = "token_classifier" if is_by_token else "reranker" if len(labels) == 1 else "classifier"
+        kind = {name: {"id2label": names}}
     return {
         "model_id": model,
         "model_type": kind,

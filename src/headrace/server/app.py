@@ -6,7 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, TypedDict
+from typing import Any, Final, TypedDict
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -22,10 +22,19 @@ from headrace.protocol.answers import error_body
 from headrace.protocol.anthropic import parse_message
 from headrace.protocol.embeddings import parse_embeddings
 from headrace.protocol.openai import parse_chat, parse_completion
+from headrace.protocol.pooling import parse_pooling
 from headrace.protocol.rerank import ScoreRequest, parse_classify, parse_rerank, parse_score
-from headrace.protocol.tei import parse_embed, parse_predict
+from headrace.protocol.tasks import parse_masks, parse_text_classes, parse_tokens
+from headrace.protocol.tei import (
+    parse_embed,
+    parse_embed_all,
+    parse_predict,
+    parse_similarity,
+    parse_task_vectors,
+)
 from headrace.server.edge import Edge, Handler
-from headrace.server.encode import Classes, Embeddings, Scores
+from headrace.server.encode import Classes, Embeddings, EncodeEndpoint, Scores
+from headrace.server.encode_tasks import Masks, Pooling, Task, Tasks, TokenClasses
 from headrace.server.exchange import error_headers
 from headrace.server.generate import GenerateEndpoint, StreamSettings, anthropic_writer, speak_anthropic
 from headrace.server.pages import Pages, PageState
@@ -81,7 +90,10 @@ def public_app(state: FrontState) -> Edge:
         "/v1/chat/completions": endpoint("chat", parse_chat),
         "/v1/completions": endpoint("completions", parse_completion),
         "/v1/embeddings": Embeddings("embeddings", parse_embeddings, **encoding),
+        "/v1/pooling": Pooling("pooling", parse_pooling, **encoding),
         "/embed": Embeddings("embeddings", parse_embed, **encoding),
+        "/embed_all": Embeddings("embeddings", parse_embed_all, **encoding),
+        "/similarity": Embeddings("embeddings", parse_similarity, **encoding),
         "/predict": Classes("classify", parse_predict, **encoding),
         "/v1/classify": Classes("classify", parse_classify, **encoding),
         "/v1/score": scores("score", parse_score),
@@ -93,6 +105,14 @@ def public_app(state: FrontState) -> Edge:
         "/tokenize": JsonEndpoint(tokens.tokenize, max_bytes),
         "/detokenize": JsonEndpoint(tokens.detokenize, max_bytes),
     }
+    by_task: dict[Task, EncodeEndpoint[Any]] = {
+        Task.VECTORS: Embeddings("embeddings", parse_task_vectors, **encoding),
+        Task.CLASSES: Classes("classify", parse_text_classes, **encoding),
+        Task.RANKING: scores("rerank", parse_rerank),
+        Task.TOKEN_CLASSES: TokenClasses("token_classify", parse_tokens, **encoding),
+        Task.MASKS: Masks("fill_mask", parse_masks, **encoding),
+    }
+    handlers["/"] = Tasks(state.models, by_task)
     # Clients of llama.cpp's server leave the version out.
     handlers |= {path.removeprefix("/v1"): handler for path, handler in handlers.items() if path.startswith("/v1/")}
     routes = [

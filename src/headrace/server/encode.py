@@ -15,6 +15,7 @@ from headrace.gateway.encoding import Encoding, Reader, Tokens
 from headrace.gateway.ledger import Ledger, Record
 from headrace.gateway.models import Models
 from headrace.protocol.embeddings import EmbeddingRequest, embeddings_body, values_of
+from headrace.protocol.frames import EncodeForm, Welcome
 from headrace.protocol.launch import Kind
 from headrace.protocol.rerank import (
     ClassifyRequest,
@@ -81,29 +82,26 @@ class EncodeEndpoint(Endpoint, Generic[_R]):
 
 
 class Embeddings(EncodeEndpoint[EmbeddingRequest]):
-    """``POST /v1/embeddings``, and TEI's ``/embed``."""
+    """``POST /v1/embeddings``, and TEI's ``/embed``, ``/embed_all`` and ``/similarity``."""
 
     _kinds = (Kind.EMBED,)
 
     async def _answer(self, request: EmbeddingRequest, encoding: Encoding) -> bytes:
         identity, record = encoding.identity, encoding.record
         if identity.labels:
-            raise _refused(record, "classifies and makes no vectors: use /v1/classify or /v1/rerank")
-        width = identity.vector_width
-        if request.dimensions is not None and request.dimensions > width:
-            raise RequestError(
-                f"dimensions is {request.dimensions}, the vectors of this model have {width}", param="dimensions"
-            )
+            raise refused(record, "classifies and makes no vectors: use /v1/classify or /v1/rerank")
+        check_dimensions(request.dimensions, identity)
 
         def tokenise(reader: Reader) -> Tokens:
             name = "input[{}]" if len(request.inputs) > 1 else "input"
             given = enumerate(request.inputs)
             return Tokens([reader.ids(text, name.format(at), request.truncate_tokens) for at, text in given])
 
-        vectors = await encoding.run(tokenise, dimensions=request.dimensions)
+        form = EncodeForm.ROWS if request.is_by_token else EncodeForm.POOLED
+        vectors = await encoding.run(tokenise, dimensions=request.dimensions, form=form)
         loop = asyncio.get_running_loop()
         if request.is_tei:
-            return await loop.run_in_executor(self._executor, embed_body, vectors)
+            return await loop.run_in_executor(self._executor, embed_body, request, vectors, identity.vector_width)
         return await loop.run_in_executor(
             self._executor, embeddings_body, request, record.model, vectors, record.prompt_tokens
         )
@@ -116,8 +114,8 @@ class Scores(EncodeEndpoint[ScoreRequest]):
 
     async def _answer(self, request: ScoreRequest, encoding: Encoding) -> bytes:
         identity, record = encoding.identity, encoding.record
-        if len(identity.labels) > 1:
-            raise _refused(record, f"has {len(identity.labels)} classes; one is needed to score: use /v1/classify")
+        if len(identity.labels) > 1 or EncodeForm.POOLED not in identity.forms:
+            raise refused(record, f"has {len(identity.labels)} classes; one is needed to score: use /v1/classify")
         scores = await (self._crossed if identity.labels else self._compared)(request, encoding)
         return scores_body(request, scores, new_id("rerank"), record.model, record.prompt_tokens)
 
@@ -155,7 +153,9 @@ class Classes(EncodeEndpoint[ClassifyRequest]):
     async def _answer(self, request: ClassifyRequest, encoding: Encoding) -> bytes:
         identity, record = encoding.identity, encoding.record
         if not identity.labels:
-            raise _refused(record, "makes vectors and classifies nothing: use /v1/embeddings")
+            raise refused(record, "makes vectors and classifies nothing: use /v1/embeddings")
+        if EncodeForm.POOLED not in identity.forms:
+            raise refused(record, "classifies tokens, not texts: use /v1/pooling")
 
         def tokenise(reader: Reader) -> Tokens:
             given = enumerate(request.inputs)
@@ -167,5 +167,13 @@ class Classes(EncodeEndpoint[ClassifyRequest]):
         return classes_body(results, identity.labels, new_id("classify"), record.model, record.prompt_tokens)
 
 
-def _refused(record: Record, why: str) -> RequestError:
+def check_dimensions(dimensions: int | None, identity: Welcome) -> None:
+    """Refuses more elements than a vector has."""
+    width = identity.vector_width
+    if dimensions is not None and dimensions > width:
+        raise RequestError(f"dimensions is {dimensions}, the vectors of this model have {width}", param="dimensions")
+
+
+def refused(record: Record, why: str) -> RequestError:
+    """Makes the error for what a model cannot do."""
     return RequestError(f"the model {record.model!r} {why}", param="model", code="model_not_supported")

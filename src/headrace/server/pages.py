@@ -22,6 +22,7 @@ from headrace.gateway.models import Models
 from headrace.gateway.pipeline import Pipeline
 from headrace.observe.exposition import CONTENT_TYPE, expose
 from headrace.observe.process import WorkerMeter, note_process
+from headrace.protocol.frames import EncodeForm
 from headrace.protocol.launch import Kind
 from headrace.protocol.openapi import build_document
 from headrace.protocol.tei import info
@@ -81,7 +82,9 @@ class Pages:
         """``GET /info``: what a model that makes vectors or scores is, as TEI says it."""
         pipeline = self._state.models.find(_named(request), Kind.EMBED, Kind.SCORE, Kind.CLASSIFY)
         identity = check_encoder(pipeline, pipeline.name)
-        return _json(info(pipeline.name, pipeline.context_tokens(identity), identity.labels, headrace.__version__))
+        context_tokens, is_by_token = pipeline.context_tokens(identity), EncodeForm.POOLED not in identity.forms
+        version = headrace.__version__
+        return _json(info(pipeline.name, context_tokens, identity.labels, version, is_by_token=is_by_token))
 
     async def openapi(self, _request: Request) -> Response:
         """``GET /openapi.json``."""

@@ -17,25 +17,38 @@ from headrace.testing.tiny_files import safetensors_bytes
 Float64s = npt.NDArray[np.float64]
 WIDTH, HEADS, HIDDEN, LAYERS, POSITIONS = 64, 2, 96, 2, 48
 _WORDS = "[PAD] [UNK] [CLS] [SEP] the a sea river is blue deep and runs to old boat of stone"
-WORDS = tuple(_WORDS.split())
+MASK = "[MASK]"
+WORDS = (*_WORDS.split(), MASK)
 _ERF = np.vectorize(math.erf, otypes=[np.float64])
 
 
-def write_tiny_bert(folder: Path, *, pooling: str = "mean", prefix: str = "", seed: int = 0, labels: int = 0) -> None:
+def write_tiny_bert(
+    folder: Path,
+    *,
+    pooling: str = "mean",
+    prefix: str = "",
+    seed: int = 0,
+    labels: int = 0,
+    has_token_labels: bool = False,
+    has_masked_head: bool = False,
+) -> None:
     """Writes the model as transformers and sentence-transformers lay it out; its weights depend on ``seed`` alone.
 
     Args:
         pooling: ``mean`` or ``cls``.
         prefix: before the names of the tensors, e.g. ``bert.``.
         labels: 0, or the classes of a sequence classification.
+        has_token_labels: they are those of tokens.
+        has_masked_head: tells tokens behind masks; there are no files of sentence-transformers then.
     """
     folder.mkdir(parents=True, exist_ok=True)
     weights = {prefix + name: value for name, value in _weights(seed).items()}
     weights |= _classifier(seed, labels) if labels else {}
+    weights |= _masked_head(seed) if has_masked_head else {}
     stored = {name: Encoded("F32", value.shape, value.tobytes()) for name, value in weights.items()}
     (folder / "model.safetensors").write_bytes(safetensors_bytes(stored))
     config = {
-        "architectures": ["BertForSequenceClassification" if labels else "BertModel"],
+        "architectures": [_class(labels, has_token_labels, has_masked_head)],
         **({"id2label": {str(index): f"class {index}" for index in range(labels)}} if labels else {}),
         "hidden_size": WIDTH,
         "num_attention_heads": HEADS,
@@ -48,6 +61,10 @@ def write_tiny_bert(folder: Path, *, pooling: str = "mean", prefix: str = "", se
         "layer_norm_eps": 1e-12,
     }
     (folder / "config.json").write_text(json.dumps(config))
+    _tokenizer().save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"mask_token": MASK}))
+    if has_masked_head:
+        return
     modules = [
         {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
         {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
@@ -57,12 +74,18 @@ def write_tiny_bert(folder: Path, *, pooling: str = "mean", prefix: str = "", se
     mode = {"word_embedding_dimension": WIDTH, "pooling_mode_mean_tokens": pooling == "mean"}
     mode["pooling_mode_cls_token"] = pooling == "cls"
     (folder / "1_Pooling" / "config.json").write_text(json.dumps(mode))
-    _tokenizer().save(str(folder / "tokenizer.json"))
+
+
+def _class(labels: int, has_token_labels: bool, has_masked_head: bool) -> str:
+    if labels:
+        return "BertForTokenClassification" if has_token_labels else "BertForSequenceClassification"
+    return "BertForMaskedLM" if has_masked_head else "BertModel"
 
 
 def _tokenizer() -> Tokenizer:
     vocab = {word: index for index, word in enumerate(WORDS)}
     tokenizer = Tokenizer(models.WordPiece(vocab, unk_token="[UNK]"))  # noqa: S106  # no password
+    tokenizer.add_special_tokens([MASK])
     tokenizer.normalizer = normalizers.BertNormalizer()
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.post_processor = processors.TemplateProcessing(
@@ -100,6 +123,18 @@ def _weights(seed: int) -> dict[str, npt.NDArray[np.float32]]:
         weights |= product(f"{at}.intermediate.dense", HIDDEN, WIDTH) | product(f"{at}.output.dense", WIDTH, HIDDEN)
         weights |= norm(f"{at}.output.LayerNorm")
     return weights | product("pooler.dense", WIDTH, WIDTH)
+
+
+def _masked_head(seed: int) -> dict[str, npt.NDArray[np.float32]]:
+    random = np.random.default_rng(seed + 2)
+    at = "cls.predictions"
+    return {
+        f"{at}.transform.dense.weight": (random.standard_normal((WIDTH, WIDTH)) * WIDTH**-0.5).astype(np.float32),
+        f"{at}.transform.dense.bias": (random.standard_normal(WIDTH) * 0.1).astype(np.float32),
+        f"{at}.transform.LayerNorm.weight": (1 + random.standard_normal(WIDTH) * 0.1).astype(np.float32),
+        f"{at}.transform.LayerNorm.bias": (random.standard_normal(WIDTH) * 0.1).astype(np.float32),
+        f"{at}.bias": (random.standard_normal(len(WORDS)) * 0.1).astype(np.float32),
+    }
 
 
 def _classifier(seed: int, labels: int) -> dict[str, npt.NDArray[np.float32]]:

@@ -167,6 +167,23 @@ class Tokenizer:
         ids: list[int] = encoding.ids
         return [*self._prefix, *ids, *self._suffix] if add_special else ids
 
+    def encode_spans(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """Gives the ids of ``text`` with the model's own special ones, and where each token stands: [start, stop).
+
+        Raises:
+            RequestError: ``text`` holds lone surrogates.
+        """
+        if not is_unicode(text):
+            raise RequestError("the text is not valid Unicode: it holds half a surrogate pair", code="invalid_utf8")
+        encoding = self._inner.encode(text, add_special_tokens=True)
+        around = [(0, 0)]
+        spans = [*around * len(self._prefix), *encoding.offsets, *around * len(self._suffix)]
+        return [*self._prefix, *encoding.ids, *self._suffix], spans
+
+    def mask_token_id(self) -> int | None:
+        """Gives the id of the token that hides another one, None where the model has none."""
+        return self._id_of_special("mask_token")
+
     def encode_start(self, text: str, limit_tokens: int) -> list[int]:
         """Gives at most ``limit_tokens`` ids of the text's beginning, the model's own BOS and EOS among them.
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from headrace.base.errors import RequestError
-from headrace.protocol import anthropic, embeddings, openai, rerank, tei
+from headrace.protocol import anthropic, embeddings, openai, pooling, rerank, tei
 from headrace.protocol.fields import Fields
 from headrace.protocol.openapi import OPERATIONS, build_document
 
@@ -22,6 +22,8 @@ BODIES: dict[str, tuple[Callable[[bytes], Any], dict[str, Any]]] = {
     "/v1/rerank": (rerank.parse_rerank, {"query": "x", "texts": ["x"]}),
     "/v1/score": (rerank.parse_score, {"text_1": "x", "text_2": "x"}),
     "/v1/classify": (rerank.parse_classify, {"input": "x"}),
+    "/v1/pooling": (pooling.parse_pooling, {"input": "x"}),
+    "/embed_all": (tei.parse_embed_all, {"inputs": "x"}),
     "/embed": (tei.parse_embed, {"inputs": "x"}),
     "/predict": (tei.parse_predict, {"inputs": "x"}),
 }
