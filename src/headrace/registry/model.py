@@ -162,7 +162,7 @@ def _weights_of(path: Path) -> tuple[Path, tuple[Path, ...]]:
     if pickles:
         raise ModelUnsupportedError(
             f"{path}: has only pickle weights ({', '.join(pickles[:4])}), which can run code and are never read: "
-            "convert them to safetensors first"
+            "convert them to safetensors once, where you trust them (docs/guides/encoders.md, Pickle)"
         )
     raise ModelFormatError(f"{path}: has neither a .safetensors nor a .gguf file")
 

@@ -59,7 +59,7 @@ def _weights(present: list[str], source: str, wanted: str | None) -> list[str]:
     if pickles:
         raise ModelUnsupportedError(
             f"{source}: has weights only as {_some(pickles)}; pickle files can run code and are never fetched: "
-            "choose a repository with safetensors or GGUF files, or convert it"
+            "choose a repository with safetensors or GGUF files, or convert it (docs/guides/encoders.md, Pickle)"
         )
     raise ModelUnsupportedError(f"{source}: has no .safetensors or .gguf file")
 
