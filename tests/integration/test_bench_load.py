@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import socket
 import statistics
 from collections.abc import Iterator
@@ -12,12 +13,14 @@ from pathlib import Path
 import pytest
 
 from headrace.base.errors import ConfigError
+from headrace.bench.counting import TokenCounter
 from headrace.bench.load import Snapshot, run_load
 from headrace.bench.mock.script import read_script
 from headrace.bench.mock.server import MockServer
 from headrace.bench.mock.truth import Truth, TruthLog, read_truths
 from headrace.bench.records import Exchange, Run, Settings
 from headrace.bench.sample import Sample
+from headrace.testing.tiny_vocabulary import tokenizer_config, tokenizer_json
 
 CHAT = Sample("chat", {"messages": [{"role": "user", "content": "two words"}], "max_tokens": 6})
 
@@ -195,6 +198,21 @@ async def test_bundled_tokens_are_fewer_chunks_but_as_many_tokens(tmp_path: Path
         assert one.output_tokens == 6
         assert len(one.chunk_s) == 3
         assert len(set(one.chunk_s)) == 1  # one write: they came at one moment
+
+
+async def test_tokens_are_counted_beside_the_server(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer_json(320)))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(tokenizer_config(64)))
+    counter = TokenCounter(tmp_path)
+
+    found = await measure(
+        tmp_path, {"text": "four words of it"}, concurrency=2, num_requests=6, tokenizer=str(tmp_path)
+    )
+
+    for one in found.exchanges:
+        assert (one.prompt_tokens, one.output_tokens) == (2, 6)
+        assert one.prompt_tokens_counted == counter.count("two words")
+        assert one.output_tokens_counted == counter.count("four words of it four words")
 
 
 async def test_a_time_limit_stops_sending_but_waits_for_answers(tmp_path: Path) -> None:

@@ -9,20 +9,20 @@ from __future__ import annotations
 from pathlib import Path
 
 from headrace.base.errors import ConfigError, HeadraceError
+from headrace.registry.formats.gguf import open_gguf
 from headrace.text.tokenizer import Tokenizer
 
 
 class TokenCounter:
-    """Counts with the tokenizer of a model's folder.
+    """Counts with the tokenizer of a model: a folder with its files, or with a GGUF file.
 
     Raises:
-        ConfigError: the folder has none.
+        ConfigError: there is none.
     """
 
     def __init__(self, folder: Path) -> None:
         try:
-            files = {path.name: path for path in folder.iterdir() if path.is_file()}
-            self.tokenizer = Tokenizer.from_files(files)
+            self.tokenizer = _open_tokenizer(folder)
         except OSError as error:
             raise ConfigError(f"--tokenizer {folder} cannot be read: {error.strerror}") from error
         except HeadraceError as error:
@@ -46,3 +46,11 @@ class TokenCounter:
         if isinstance(value, dict):
             return self._count_value(value.get("content", value.get("text")))
         return 1 if isinstance(value, int) else 0
+
+
+def _open_tokenizer(folder: Path) -> Tokenizer:
+    files = {path.name: path for path in folder.iterdir() if path.is_file()}
+    packed = [path for name, path in sorted(files.items()) if name.endswith(".gguf")]
+    if packed and not files.keys() & {"tokenizer.json", "tokenizer.model", "tekken.json"}:
+        return Tokenizer.from_gguf(open_gguf(packed[0]).metadata)
+    return Tokenizer.from_files(files)
