@@ -10,6 +10,7 @@ from collections import OrderedDict
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from headrace.base.errors import ConfigError
 from headrace.text.prose import shipped_text
@@ -18,6 +19,8 @@ _TOKENS_PER_WORD = 1.3
 """Of the demo model's tokenizer on the shipped text; GPT-like vocabularies of English lie between 1.2 and 1.4."""
 _LEAST_WORDS = 64
 _ROUNDS = 8
+_OPENING_WORDS = 2
+_LONGEST_WORD_TOKENS = 4
 _KEPT_BLOCKS = 4096
 
 
@@ -45,12 +48,14 @@ class PromptMaker:
         if len(self._words) < _LEAST_WORDS:
             raise ConfigError(f"the text has {len(self._words)} words, at least {_LEAST_WORDS} are needed")
         self._tokenizer = tokenizer
+        self._reached = self._running_tokens()
+        self._counts: dict[str, int] = {}  # of prefixes, which come again and again
         self._blocks: OrderedDict[tuple[int, int], str] = OrderedDict()
 
     def prompt(self, num_tokens: int, random: np.random.Generator) -> str:
         """Gives running text from a random place; ``num_tokens`` ≥ 1 counts without special tokens.
 
-        Cost: with a tokenizer about three encodings.
+        Cost: with a tokenizer two or three encodings.
         """
         return self.extend("", num_tokens, random)
 
@@ -59,11 +64,16 @@ class PromptMaker:
 
         Where the prefix alone has as many or more, only one word is added, so that requests still differ.
         """
-        start = int(random.integers(len(self._words)))
+        start, *opening = (int(place) for place in random.integers(len(self._words), size=1 + _OPENING_WORDS))
+        missing = num_tokens - self._count_prefix(prefix)
+        if missing >= 2 * _OPENING_WORDS * _LONGEST_WORD_TOKENS:
+            # A short text has few places to begin at; words from elsewhere in front keep prompts from being alike.
+            words = " ".join(self._words[place] for place in opening)
+            prefix = _join(prefix, words)
+            missing -= self.count(words)
         if self._tokenizer is None:
-            missing = num_tokens / _TOKENS_PER_WORD - len(prefix.split())
-            return _join(prefix, self._cut(start, max(1, round(missing))))
-        return self._extend_exactly(prefix, num_tokens, start)
+            return _join(prefix, self._cut(start, max(1, round(missing / _TOKENS_PER_WORD))))
+        return self._extend_exactly(prefix, num_tokens, start, missing)
 
     def block(self, identity: int, num_tokens: int) -> str:
         """Gives the text that stands for block ``identity`` of a trace: the same text each time it is asked for."""
@@ -83,9 +93,9 @@ class PromptMaker:
             return round(len(text.split()) * _TOKENS_PER_WORD)
         return len(self._tokenizer.encode(text, add_special=False))
 
-    def _extend_exactly(self, prefix: str, num_tokens: int, start: int) -> str:
-        # Words first, as near as whole words come from below; then letters of the next one until the count is met.
-        num_words = max(1, round((num_tokens - (self.count(prefix) if prefix else 0)) / _TOKENS_PER_WORD))
+    def _extend_exactly(self, prefix: str, num_tokens: int, start: int, missing: int) -> str:
+        # Words first, as near as whole words come from below; then fillers of one token until the count is met.
+        num_words = max(1, self._words_within(start, missing))
         low, high = 0, 0  # words known to fit, and known to be too many (0: not known)
         for _ in range(_ROUNDS):
             found = self.count(_join(prefix, self._cut(start, num_words)))
@@ -105,11 +115,36 @@ class PromptMaker:
         # A letter behind a blank is a token of its own in every vocabulary in use, or joins the one before.
         for filler in (" a", " I", " ,", "."):
             longer = text
-            while (missing := num_tokens - self.count(longer)) > 0 and len(longer) < len(text) + 64:
-                longer += filler * missing
+            while (lacking := num_tokens - self.count(longer)) > 0 and len(longer) < len(text) + 64:
+                longer += filler * lacking
             if self.count(longer) == num_tokens:
                 return longer if longer != prefix else _join(prefix, self._cut(start, 1))
         return text if text != prefix else _join(prefix, self._cut(start, 1))
+
+    def _running_tokens(self) -> NDArray[np.float64]:
+        """Gives the tokens of the first 0, 1, 2, … words of the text written twice, each word counted by itself."""
+        if self._tokenizer is None:
+            return np.arange(2 * len(self._words) + 1, dtype=np.float64) * np.float64(_TOKENS_PER_WORD)
+        counts = {word: self.count(f"a {word}") for word in set(self._words)}
+        base = self.count("a")
+        each = np.array([counts[word] - base for word in self._words], np.float64)
+        return np.concatenate([[0.0], np.cumsum(np.concatenate([each, each]))])
+
+    def _words_within(self, start: int, num_tokens: float) -> int:
+        """Gives how many words from ``start`` on have at most ``num_tokens``, nearly."""
+        num_words = len(self._words)
+        around, rest = divmod(max(num_tokens, 0), float(self._reached[num_words]))
+        stop = int(np.searchsorted(self._reached, self._reached[start] + rest, side="right")) - 1
+        return int(around) * num_words + stop - start
+
+    def _count_prefix(self, prefix: str) -> int:
+        if not prefix:
+            return 0
+        if prefix not in self._counts:
+            if len(self._counts) >= _KEPT_BLOCKS:
+                self._counts.clear()
+            self._counts[prefix] = self.count(prefix)
+        return self._counts[prefix]
 
     def _cut(self, start: int, num_words: int) -> str:
         words = self._words

@@ -5,6 +5,9 @@ One way of writing serves the mock server's script and made-up prompt and answer
 
 from __future__ import annotations
 
+import bisect
+import functools
+import itertools
 import math
 import random
 from dataclasses import dataclass
@@ -12,9 +15,12 @@ from typing import Final, Literal
 
 from headrace.base.errors import ConfigError
 
-Kind = Literal["constant", "uniform", "exponential", "lognormal"]
-FORMS: Final = "50, uniform:LOW:HIGH, exponential:MEAN or lognormal:MEDIAN:SIGMA"
-_NUM_PARAMETERS: Final[dict[str, int]] = {"constant": 1, "uniform": 2, "exponential": 1, "lognormal": 2}
+Kind = Literal["constant", "uniform", "exponential", "lognormal", "zipf"]
+FORMS: Final = "50, uniform:LOW:HIGH, exponential:MEAN, lognormal:MEDIAN:SIGMA or zipf:HIGHEST:EXPONENT"
+_NUM_PARAMETERS: Final[dict[str, int]] = {"constant": 1, "uniform": 2, "exponential": 1, "lognormal": 2, "zipf": 2}
+
+
+_MAX_ZIPF: Final = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +28,9 @@ class Spread:
     """A distribution of numbers ≥ 0.
 
     Args:
-        first: the constant, the lowest, the mean or the median.
-        second: the highest of ``uniform``, or σ of the logarithm of ``lognormal``.
+        first: the constant, the lowest, the mean, the median, or the highest of ``zipf``, whose lowest is 1.
+        second: the highest of ``uniform``, σ of the logarithm of ``lognormal``, or the exponent of ``zipf``: a number
+            n comes with a chance of n to the power of minus the exponent.
     """
 
     kind: Kind
@@ -45,6 +52,9 @@ class Spread:
                 return (self.first + self.second) / 2
             case "lognormal":
                 return self.first * math.exp(self.second**2 / 2)
+            case "zipf":
+                reached = _zipf_reached(int(self.first), self.second)
+                return sum(1 - before for before in (0.0, *reached[:-1]))  # the sum of the chances of n or more
 
     def draw(self, rng: random.Random) -> float:
         """Gives one number."""
@@ -57,12 +67,22 @@ class Spread:
                 return rng.expovariate(1 / self.first) if self.first else 0.0
             case "lognormal":
                 return self.first * math.exp(rng.gauss(0.0, self.second))
+            case "zipf":
+                reached = _zipf_reached(int(self.first), self.second)
+                return 1.0 + bisect.bisect_left(reached, rng.random(), hi=len(reached) - 1)
 
     def __str__(self) -> str:
         if self.kind == "constant":
             return f"{self.first:g}"
         numbers = (self.first, self.second)[: _NUM_PARAMETERS[self.kind]]
         return ":".join([self.kind, *(f"{number:g}" for number in numbers)])
+
+
+@functools.lru_cache(maxsize=8)
+def _zipf_reached(highest: int, exponent: float) -> tuple[float, ...]:
+    """Gives the chance of at most n, for n from 1 to ``highest``."""
+    sums = tuple(itertools.accumulate(n**-exponent for n in range(1, highest + 1)))
+    return tuple(value / sums[-1] for value in sums)
 
 
 def parse_spread(text: str | float, name: str) -> Spread:
@@ -87,4 +107,6 @@ def parse_spread(text: str | float, name: str) -> Spread:
         raise ConfigError(f"{name} is {str(text)!r}; its numbers must be finite and at least 0")
     if kind == "uniform" and numbers[0] > numbers[1]:
         raise ConfigError(f"{name} is {str(text)!r}; the lower end comes first")
+    if kind == "zipf" and not (1 <= numbers[0] <= _MAX_ZIPF and numbers[0] == int(numbers[0])):
+        raise ConfigError(f"{name} is {str(text)!r}; the highest number is a whole one from 1 to {_MAX_ZIPF}")
     return Spread(kind, *numbers)  # type: ignore[arg-type]  # a key of _NUM_PARAMETERS is a Kind

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headrace.cli.bench_compare import compare
+from headrace.cli.bench_data import data
 from headrace.cli.bench_history import app as history
 from headrace.cli.bench_report import report
 from headrace.cli.bench_serve import serve
@@ -218,6 +219,7 @@ def _say(what: str) -> None:
         sys.stderr.flush()
 
 
+app.command("data")(data)
 app.command("report")(report)
 app.command("compare")(compare)
 app.command("sweep")(sweep)

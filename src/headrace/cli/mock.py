@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import signal
 import sys
 from pathlib import Path
@@ -82,11 +81,14 @@ def mock(
         "seed": seed,
     }
     checked = read_script(script, flags)
+    import asyncio
+
     # Not on uvloop: it keeps writes back until all callbacks of a turn have run, and the truth is when they go out.
     asyncio.run(_serve(checked, host, port, truth, as_json))
 
 
 async def _serve(script: Script, host: str, port: int, truth: Path | None, as_json: bool) -> None:
+    import asyncio
     import gc
 
     from headrace.bench.mock.server import MockServer

@@ -22,7 +22,7 @@ from headrace.testing.tiny import write_tiny_llama
 COMMANDS = [
     "serve", "pull", "status", "doctor", "models list", "models show", "models verify", "models remove",
     "config show", "config check", "bench engine", "bench quality", "bench serve", "bench report", "bench compare",
-    "bench sweep", "bench history add", "bench history check",
+    "bench sweep", "bench data", "bench history add", "bench history check",
 ]  # fmt: skip
 
 
