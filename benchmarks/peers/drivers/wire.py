@@ -73,13 +73,13 @@ def top(logits: Any, count: int = 256) -> tuple[Any, Any]:
 
 
 def score(windows: str, out: str, logits_of: Callable[[list[int]], Any]) -> Answer:
-    """Writes the next-token distributions of every window of a text (JSON: lists of ids) as an .npz file.
+    """Writes the distributions after every token but the last of each window (JSON: lists of ids) as an .npz file.
 
     Args:
         logits_of: gives [T, V] for T tokens.
     """
     import numpy as np
 
-    found = [top(logits_of(window)) for window in json.loads(Path(windows).read_text())]
+    found = [top(logits_of(window)[:-1]) for window in json.loads(Path(windows).read_text())]
     np.savez(out, ids=np.concatenate([ids for ids, _ in found]), logprobs=np.concatenate([part for _, part in found]))
     return {"positions": sum(len(ids) for ids, _ in found)}

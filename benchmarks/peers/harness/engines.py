@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from harness.cells import ENCODER, SMALL
+from harness.cells import ENCODER, PARAMETERS, SMALL, Cell, Kind
 from harness.contender import Contender, Driven
 from harness.http import Served
 from harness.llama import LlamaCpp
@@ -96,7 +96,11 @@ def contenders(setting: Setting, model: str) -> tuple[list[Contender], list[str]
         if absent:
             missing.append(f"{label}: {absent[0].relative_to(setting.peers)} is not there (benchmarks/peers/setup)")
         else:
-            found.append(make())
+            contender = make()
+            if model == ENCODER:
+                # Most make their format when they load: the file's size says nothing.
+                contender.weight_bytes = PARAMETERS[model] * ENCODER_BITS[contender.format] // 8
+            found.append(contender)
     return found, missing
 
 
@@ -165,17 +169,25 @@ def _encoders(setting: Setting) -> list[Maker]:
     return found
 
 
+ENCODER_BITS = {"fp32": 32, "bf16": 16, "int8": 8}
 OUR_ENCODER_FORMATS: dict[str, dict[str, str]] = {
     "int8": {"HEADRACE_INFERENCE_ENGINE_QUANTIZATION": "int8"},
     "bf16": {},
-    "fp32": {"HEADRACE_INFERENCE_ENGINE_DTYPE": "fp32"},
+    "fp32": {"HEADRACE_KERNEL_CONFIG_DTYPE": "fp32"},
 }
 
 
+class InProcess(Driven):
+    """Our engine without HTTP; what it holds in memory is measured on the server that people run."""
+
+    def can(self, cell: Cell) -> bool:
+        return cell.kind is Kind.ENCODE
+
+
 def our_encoder(setting: Setting, form: str, path: Path) -> Driven:
-    """Our engine without HTTP, as the peers of the encoder cells are measured."""
+    """Our engine as the peers of the encoder cells are measured."""
     command: list[str | Path] = [sys.executable, HERE / "drivers" / "encode_headrace.py", form, path]
-    return Driven(OURS, form, command, path, setting.log(OURS, form), setting.variables)
+    return InProcess(OURS, form, command, path, setting.log(OURS, form), setting.variables)
 
 
 def versions() -> dict[str, str]:
