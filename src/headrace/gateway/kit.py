@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from datetime import datetime
 from pathlib import Path
 
@@ -56,12 +58,20 @@ def load_kit(path: Path) -> ModelText:
         MachineError: the template's process cannot be started.
     """
     files = open_model(path)
-    if files.kind == "gguf":
-        tokenizer = Tokenizer.from_gguf(files.metadata)
-        sources = find_templates_in_gguf(files.metadata)
-    else:
-        tokenizer = Tokenizer.from_files(files.tokenizer_files)
-        sources = find_templates_in_files(files.tokenizer_files)
-    # Templates write the date as people near the machine see it.
-    template = ChatTemplate(sources, special_tokens=tokenizer.special_tokens, now=lambda: datetime.now().astimezone())
+    is_gguf = files.kind == "gguf"
+    sources = find_templates_in_gguf(files.metadata) if is_gguf else find_templates_in_files(files.tokenizer_files)
+    with ThreadPoolExecutor(1) as pool, ExitStack() as unless_good:
+        # The template's process starts while the vocabulary is built. Templates write the date as people near the
+        # machine see it.
+        opening = pool.submit(ChatTemplate, sources, now=lambda: datetime.now().astimezone())
+        unless_good.callback(_close, opening)
+        tokenizer = Tokenizer.from_gguf(files.metadata) if is_gguf else Tokenizer.from_files(files.tokenizer_files)
+        template = opening.result()
+        unless_good.pop_all()
+    template.use(tokenizer.special_tokens)
     return ModelText(tokenizer, template, Dialect.of(list(sources.values())))
+
+
+def _close(opening: Future[ChatTemplate]) -> None:
+    if opening.exception() is None:
+        opening.result().close()

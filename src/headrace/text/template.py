@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final, assert_never
 
 from headrace.base.errors import ModelError, ModelFormatError, ModelUnsupportedError, RequestError
@@ -108,7 +109,7 @@ class ChatTemplate:
 
     Args:
         sources: template name to source (``find_templates_in_files`` or ``…_in_gguf``); may be empty.
-        special_tokens: ``bos_token`` … to their text.
+        special_tokens: ``bos_token`` … to their text; ``use`` gives them later where they are not known yet.
         now: gives the local time, for templates that write the date.
 
     Raises:
@@ -121,7 +122,7 @@ class ChatTemplate:
         self,
         sources: Mapping[str, str],
         *,
-        special_tokens: Mapping[str, str],
+        special_tokens: Mapping[str, str] = MappingProxyType({}),
         now: Callable[[], datetime],
         limits: SandboxLimits = SandboxLimits(),  # noqa: B008 (frozen)
     ) -> None:
@@ -144,6 +145,10 @@ class ChatTemplate:
                 wants_string_arguments=form["wants_string_arguments"],
                 takes_tools=form["takes_tools"],
             )
+
+    def use(self, special_tokens: Mapping[str, str]) -> None:
+        """Renders with these special tokens from now on."""
+        self._special_tokens = dict(special_tokens)
 
     @property
     def is_present(self) -> bool:
