@@ -13,20 +13,31 @@ from pathlib import Path
 
 import pytest
 
+from headrace.bench.mock.truth import read_truths
+
 COMMAND = [sys.executable, "-m", "headrace"]
+
+
+def start_mock(*arguments: str) -> tuple[subprocess.Popen[str], str]:
+    process = subprocess.Popen(
+        [*COMMAND, "mock", "--port", "0", "--json", *arguments], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    said = ""
+    while not said.rstrip().endswith("}"):
+        line = process.stdout.readline()
+        assert line, "the mock did not start"
+        said += line
+    return process, json.loads(said)["url"]
 
 
 @pytest.fixture(scope="module")
 def mock_url() -> Iterator[str]:
-    command = [*COMMAND, "mock", "--port", "0", "--json", "--ttft-ms", "20", "--itl-ms", "2", "--tokens", "5"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    said = ""
-    while not said.rstrip().endswith("}"):
-        said += process.stdout.readline()
-    yield json.loads(said)["url"]
+    process, url = start_mock("--ttft-ms", "20", "--itl-ms", "2", "--tokens", "5")
+    yield url
     process.send_signal(signal.SIGTERM)
     assert process.wait(10) == 0
+    assert process.stdout is not None
     process.stdout.close()
 
 
@@ -72,6 +83,22 @@ def test_failed_requests_make_exit_code_1_and_allowed_ones_do_not(mock_url: str)
     assert "timeout" in strict.stdout
 
 
+def test_a_mock_that_crashes_is_gone_and_its_clients_are_cut_off(tmp_path: Path) -> None:
+    process, url = start_mock("--fault", "crash:1:1", "--truth", str(tmp_path / "truth"))
+
+    done = bench("--server-url", url, "--model", "m", "--num-requests", "2", "--json")
+
+    assert process.wait(10) == 70
+    assert process.stdout is not None
+    process.stdout.close()
+    kinds = {error["kind"]: error["num"] for error in json.loads(done.stdout)["errors"]}
+    # The kernel may close the connection before the listening socket: the second is refused, or reset as well.
+    assert kinds in ({"reset": 1, "connect": 1}, {"reset": 2})
+    assert done.returncode == 1
+    (truth,) = read_truths(tmp_path / "truth")
+    assert (truth.fault, truth.tokens, len(truth.write_s)) == ("crash", 1, 1)
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -79,8 +106,9 @@ def test_failed_requests_make_exit_code_1_and_allowed_ones_do_not(mock_url: str)
         (["--server-url", "ftp://x"], "--server-url is 'ftp://x'"),
         (["--server-url", "http://h", "--model", "m", "--rate", "1", "--concurrency", "2"], "--concurrency and --rate"),
         (["--server-url", "http://h", "--model", "m", "--test-file", "/nowhere.jsonl"], "nowhere.jsonl"),
+        (["--server-url", "http://h", "--model", "m", "--arrivals", "trace"], "from a --test-file"),
     ],
-    ids=["nobody there", "no server", "both loops", "no file"],
+    ids=["nobody there", "no server", "both loops", "no file", "no trace"],
 )
 def test_wrong_use_is_one_line_and_exit_code_2(arguments: list[str], said: str) -> None:
     done = bench(*arguments)

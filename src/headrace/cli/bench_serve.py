@@ -139,6 +139,7 @@ def serve(
     [bold]headrace bench serve --server-url http://127.0.0.1:8000 --test-file chats.jsonl --rate 5 --duration 120
     --warmup 10s --slo ttft=500ms,itl=50ms --output report[/]
     """
+    from headrace.base.errors import ConfigError
     from headrace.bench.load import run_load
     from headrace.bench.probe import find_model
     from headrace.bench.records import Settings
@@ -149,6 +150,8 @@ def serve(
     objectives = parse_slo(slo) if slo else ()
     headers = read_headers(header or [], key_env)
     warmup_requests, warmup_s = read_warmup(warmup)
+    if arrivals is ArrivalName.TRACE and test_file is None:
+        raise ConfigError("--arrivals trace takes its times from a --test-file")
     if rate is None and concurrency is None and arrivals is not ArrivalName.TRACE:
         concurrency = 1
     workload = make_workload(
