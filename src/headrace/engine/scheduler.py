@@ -22,6 +22,7 @@ from headrace.engine.request import Request, TokenRule
 from headrace.engine.step import Chunk, StepPlan, StepResult
 from headrace.engine.validate import check_submit
 from headrace.policy.batch import BatchConfig, BatchDecision, BatchState, BatchView, decide
+from headrace.policy.chunk import ChunkPolicy
 from headrace.program.opcodes import BLOCK_TOKENS
 from headrace.protocol.frames import (
     EchoLogprobs,
@@ -99,6 +100,8 @@ class Scheduler:
         self._num_seats = 0
         self._num_orders = 0
         self._outbox: dict[int, list[Event]] = {}
+        self._chunks = ChunkPolicy()
+        self._planned_at_s = 0.0
         self._is_steady = False  # nobody came, went or got a block since the last plan began
         self._was_decode = False  # the last plan was one decode row for every running sequence
 
@@ -186,6 +189,7 @@ class Scheduler:
         Returns None when there is nothing to run. Cost: ~15 µs for one decoding sequence, ~100 µs for 32.
         """
         self._fail_late(now_s)
+        self._planned_at_s = now_s
         if not (self._running or self._waiting):
             return None
         was_steady, self._is_steady = self._is_steady, True
@@ -216,6 +220,9 @@ class Scheduler:
 
         A row that is not a number fails its own request only.
         """
+        num_steps = len(result.results) // len(plan.chunks) if plan.num_steps > 1 else 1
+        num_decoding = sum([chunk.rows == 1 for chunk in plan.chunks])
+        self._chunks.observe(num_decoding, plan.num_rows, (now_s - self._planned_at_s) / num_steps)
         if plan.num_steps > 1:
             self._complete_several(plan, result, now_s)
             return
@@ -300,8 +307,11 @@ class Scheduler:
     def _view(self, heads: list[Request], prefixes: list[list[int]]) -> BatchView:
         running, pool = self._running, self.pool
         is_short = pool.num_available < len(running)
+        run_rows = [request.num_tokens - request.num_computed for request in running]
+        num_decoding = run_rows.count(1)
+        num_prompts = len(running) - num_decoding + len(self._waiting)
         return BatchView(
-            run_rows=[request.num_tokens - request.num_computed for request in running],
+            run_rows=run_rows,
             run_computed=[request.num_computed for request in running],
             run_blocks=[len(request.blocks) for request in running],
             run_releasable_blocks=[pool.num_releasable(request.held_blocks) for request in running] if is_short else (),
@@ -314,6 +324,7 @@ class Scheduler:
             ],
             available_blocks=pool.num_available,
             total_blocks=pool.total,
+            prefill_rows=self._chunks.limit(num_decoding, num_prompts) if num_prompts else None,
         )
 
     def _carry_out(

@@ -6,7 +6,8 @@ simulator calls the same function. The rules, in order:
 1. Decode rows first: every running sequence with one row left gets it.
 2. A sequence that needs a block when none is available takes it from the least important one running, which is
    preempted: it gives all its blocks back and waits. The most important one always goes on, so nothing deadlocks.
-3. Prefill chunks of running sequences fill what is left of the row budget.
+3. Prefill chunks of running sequences fill what is left of the row budget, and beside decode rows no more than
+   ``policy.chunk`` allows.
 4. Then waiting ones are let in, most important first. Nobody overtakes a head of the queue that does not fit yet.
 
 How the rows are cut into chunks never shows in the results (the determinism contract), so this file is free to choose.
@@ -46,6 +47,7 @@ class BatchView:
         wait_blocks: available blocks that letting it in takes, for all its tokens.
         available_blocks: free or evictable.
         total_blocks: blocks of the pool; any one sequence fits it alone.
+        prefill_rows: rows of prompts that may run beside decode rows; None for as many as the step holds.
     """
 
     run_rows: Sequence[int]
@@ -56,6 +58,7 @@ class BatchView:
     wait_blocks: Sequence[int]
     available_blocks: int
     total_blocks: int
+    prefill_rows: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +99,9 @@ def decide(view: BatchView, state: BatchState, config: BatchConfig, now_s: float
     rows, num_kept, available = _give_decode_rows(view, config)
     num_decoding = sum(rows)
     budget = config.max_step_tokens - num_decoding
+    if num_decoding and view.prefill_rows is not None:
+        budget = min(budget, view.prefill_rows)
+    whole_budget = budget
 
     for index in range(num_kept):
         if budget == 0:
@@ -114,7 +120,7 @@ def decide(view: BatchView, state: BatchState, config: BatchConfig, now_s: float
         admitted, reason = _admit(view, state, config, budget, available)
         budget -= sum(admitted)
 
-    num_prefill_rows = config.max_step_tokens - budget - num_decoding
+    num_prefill_rows = whole_budget - budget
     reason = f"{num_decoding} decode rows, {num_prefill_rows} prefill rows; {reason}"
     return state, BatchDecision(tuple(rows), num_kept, tuple(admitted), reason)
 

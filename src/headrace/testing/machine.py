@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from headrace.base.clock import ManualClock
 from headrace.engine.executor import Executor, StepVm
 from headrace.engine.scheduler import Scheduler, SchedulerConfig
+from headrace.engine.step import StepPlan
 from headrace.protocol.frames import Event, Failed, Finished, Submit, Tokens
 from headrace.testing.fake_vm import FakeVm
 
@@ -17,12 +20,17 @@ class Machine:
     Args:
         config: the scheduler's limits.
         vm: what computes; a ``FakeVm`` of the right size by default.
-        step_s: how far the clock moves per step.
+        step_s: how far the clock moves per step, or a function of its plan.
         max_steps: decode steps that may be run in a row; may be changed between steps.
     """
 
     def __init__(
-        self, config: SchedulerConfig, vm: StepVm | None = None, *, step_s: float = 0.001, max_steps: int = 1
+        self,
+        config: SchedulerConfig,
+        vm: StepVm | None = None,
+        *,
+        step_s: float | Callable[[StepPlan], float] = 0.001,
+        max_steps: int = 1,
     ) -> None:
         self.max_steps = max_steps
         self.clock = ManualClock()
@@ -53,7 +61,10 @@ class Machine:
         """Runs one step; returns whether there was anything to run."""
         plan = self.scheduler.plan(self.clock.now_s(), self.max_steps)
         self.peak_running = max(self.peak_running, self.scheduler.num_running)
-        self.clock.advance(self._step_s)
+        if callable(self._step_s):
+            self.clock.advance(0.0 if plan is None else self._step_s(plan))
+        else:
+            self.clock.advance(self._step_s)
         if plan is not None:
             self.scheduler.complete(plan, self.executor.run(plan), self.clock.now_s())
         self._hear()

@@ -49,6 +49,20 @@ def test_prefill_fills_what_decode_rows_leave_of_the_budget() -> None:
     assert decision.run_rows == (1, 63)
 
 
+def test_prompts_take_no_more_rows_beside_decode_rows_than_they_may() -> None:
+    view = replace(
+        EMPTY, run_rows=[1, 500], run_computed=[10, 0], run_blocks=[1, 16], wait_rows=[40], wait_blocks=[2],
+        prefill_rows=20,
+    )  # fmt: skip
+
+    _, decision = decide(view, BatchState(), CONFIG, 0.0)
+    _, alone = decide(replace(view, run_rows=[500, 500]), BatchState(), CONFIG, 0.0)
+
+    assert (decision.run_rows, decision.admit_rows) == ((1, 20), ())
+    assert "20 prefill rows" in decision.reason
+    assert sum(alone.run_rows) == 64
+
+
 def test_waiting_ones_are_let_in_in_order_until_the_budget_is_spent() -> None:
     view = replace(EMPTY, wait_rows=[40, 40, 40], wait_blocks=[2, 2, 2])
 
