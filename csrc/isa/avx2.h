@@ -13,6 +13,8 @@ struct Isa {
   static constexpr const char* kName = "avx2";
   // 16 registers: eight 16-bit accumulators (4 rows × 16 columns), weights, one broadcast, one product.
   static constexpr int kTileRows = 4;
+  // Of a packed weight, ahead of the group in work: a page or more ahead loses again (docs/lab/0004).
+  static constexpr int64_t kAheadBytes = 2048;
 
   struct F {
     __m256 low, high;
