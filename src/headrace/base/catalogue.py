@@ -83,6 +83,7 @@ METRICS: Final[dict[str, Metric]] = _index(
         Metric("headrace_worker_ready", "gauge", MODEL, "1 when the worker is ready and has stepped lately."),
         Metric("headrace_worker_lost_total", "counter", MODEL, "Times that this front lost its worker's link."),
         Metric("headrace_engine_steps_total", "counter", MODEL, "Engine steps done."),
+        Metric("headrace_engine_step_seconds_total", "counter", MODEL, "Time spent in engine steps."),
         Metric("headrace_preemptions_total", "counter", MODEL, "Sequences that were displaced and recomputed."),
         Metric("headrace_kv_blocks", "gauge", ("model", "state"), "KV pages by state: free, evictable, used."),
         Metric("headrace_kv_usage_ratio", "gauge", MODEL, "Share of the KV pages in use."),

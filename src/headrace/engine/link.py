@@ -76,6 +76,7 @@ class Link:
         self._wake_in.setblocking(False)
         self._wake_out.setblocking(False)
         self._selector.register(self._wake_in, selectors.EVENT_READ)
+        self._events: set[int] = set()
         self._peers: dict[int, Peer] = {}
         self._num_accepted = 0
         self._greeted: list[int] = []
@@ -101,6 +102,11 @@ class Link:
         with contextlib.suppress(OSError):  # full of wake-ups already, or closed: nobody waits any more
             self._wake_out.send(b"\0")
 
+    def watch(self, event_fd: int) -> None:
+        """Lets an event descriptor end ``poll``, which resets it."""
+        self._events.add(event_fd)
+        self._selector.register(event_fd, selectors.EVENT_READ)
+
     def poll(self, timeout_s: float | None) -> list[tuple[int, Request]]:
         """Waits up to ``timeout_s`` for something to happen; returns what peers asked, in order of arrival."""
         requests: list[tuple[int, Request]] = []
@@ -113,6 +119,9 @@ class Link:
                     self._read(peer, requests)
             elif key.fileobj is self._listener:
                 self._accept()
+            elif key.fd in self._events:
+                with contextlib.suppress(BlockingIOError):
+                    os.eventfd_read(key.fd)
             else:
                 self._drain_wake()
         return requests

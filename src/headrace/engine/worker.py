@@ -29,12 +29,14 @@ from headrace.base.exits import Exit, exit_code_of
 from headrace.base.log import get_log, setup_log
 from headrace.base.process import die_with_parent, read_inherited
 from headrace.engine.encode_scheduler import EncodeScheduler
+from headrace.engine.gate import Gate
 from headrace.engine.grammars import Grammars
 from headrace.engine.link import Link, Request
 from headrace.engine.loader import Inspection, Loaded, inspect, load
 from headrace.engine.scheduler import Scheduler
 from headrace.engine.work import WorkPlan, WorkScheduler
 from headrace.policy.burst import burst_steps
+from headrace.policy.turns import LOOK_S
 from headrace.protocol.frames import (
     HEARTBEAT_INTERVAL_S,
     LINK_VERSION,
@@ -69,6 +71,7 @@ class Worker:
         inspection: what is to be served.
         link: where peers are.
         loading: loads the model; gets a progress callback.
+        gate: where steps wait for their turn when other models share the threads.
     """
 
     def __init__(
@@ -77,11 +80,17 @@ class Worker:
         link: Link,
         clock: Clock,
         loading: Callable[[Callable[[str, float], None]], Loaded],
+        gate: Gate | None = None,
     ) -> None:
         self._inspection = inspection
         self._link = link
         self._clock = clock
         self._loading = loading
+        self._gate = gate
+        self._is_at_gate = False
+        self._step_s = 0.0
+        if gate is not None:
+            link.watch(gate.wake_fd)
         self._generating: Scheduler | None = None
         self._encoding: EncodeScheduler | None = None
         if inspection.encode_config is None:
@@ -124,13 +133,16 @@ class Worker:
         self._load()
         while not self._must_end():
             self._serve(self._poll_timeout_s())
-            if self._loaded is not None:
-                max_steps = burst_steps(self._loaded.pace.decode_step_s)
+            if self._loaded is not None and self._has_turn():
+                is_contended = self._gate is not None and self._gate.is_contended
+                max_steps = 1 if is_contended else burst_steps(self._loaded.pace.decode_step_s)
                 plan = self._scheduler.plan(self._clock.now_s(), max_steps)
                 self._send_events()  # Started goes out before the step, so a queue timer stops in time
                 if plan is not None:
                     self._run_step(self._loaded, plan)
                     self._send_events()
+                elif self._gate is not None:
+                    self._gate.rest()
             if self._num_failed_steps >= _MAX_FAILED_STEPS:
                 self._scheduler.fail_all(EngineError.code, "the engine failed several steps in a row and restarts")
                 self._send_events()
@@ -178,9 +190,20 @@ class Worker:
         )
 
     def _poll_timeout_s(self) -> float:
-        if self._scheduler.has_work:
-            return 0.0
-        return max(0.0, self._next_beat_s - self._clock.now_s())
+        until_beat_s = max(0.0, self._next_beat_s - self._clock.now_s())
+        if not self._scheduler.has_work:
+            return until_beat_s
+        return min(LOOK_S, until_beat_s) if self._is_at_gate else 0.0
+
+    def _has_turn(self) -> bool:
+        """Whether a step may begin now; where other models share the threads, it may be another's turn."""
+        if self._gate is None:
+            return True
+        if not self._scheduler.has_work:
+            self._gate.rest()
+            return True
+        self._is_at_gate = not self._gate.enter()
+        return not self._is_at_gate
 
     def _serve(self, timeout_s: float) -> None:
         requests = self._link.poll(timeout_s)
@@ -266,9 +289,12 @@ class Worker:
             self._scheduler.fail_step(plan, EngineError.code, "the engine failed in this step; see the worker's log")
         else:
             self._num_failed_steps = 0
+            self._step_s += now_s - started_at_s
             step_s = (now_s - started_at_s) / max(1, self._scheduler.totals.steps - num_before)
             loaded.pace.observe(plan.num_rows, step_s)
             loaded.threads.observe(plan.num_rows, num_threads, step_s)
+        if self._gate is not None:
+            self._gate.note_step(self._clock.now_s() - started_at_s)
 
     def _send_events(self) -> None:
         for peer_id, events in self._scheduler.take_events().items():
@@ -317,6 +343,7 @@ class Worker:
             prefix_hits_tokens=totals.prefix_hits_tokens,
             prompt_tokens_total=totals.prompt_tokens,
             generation_tokens_total=totals.generation_tokens,
+            step_seconds_total=self._step_s,
         )
 
 
@@ -347,14 +374,17 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         inspection = inspect(launch)
         link = Link(socket.socket(fileno=launch.socket_fd))
+        gate = None if launch.gate is None else Gate(launch.gate, clock)
         worker = Worker(
-            inspection, link, clock, lambda progress: load(inspection, clock, progress, wake_fd=link.ready_fd)
+            inspection, link, clock, lambda progress: load(inspection, clock, progress, wake_fd=link.ready_fd), gate
         )
         _handle_signals(worker, link)
         started_at_s = clock.now_s()
         log.info("worker_started", pid=os.getpid(), model=launch.served_name)
         code = worker.run()
         link.close()
+        if gate is not None:
+            gate.close()
         log.info("worker_stopped", exit_code=int(code), lived_s=round(clock.now_s() - started_at_s, 3))
         if worker.is_loading:
             os._exit(code)  # told to stop while loading: the thread is deep in native code and cannot be asked

@@ -38,6 +38,11 @@ class WorkerMeter:
         last = self._last
         for name, now, before in (
             ("headrace_engine_steps_total", status.num_steps, last.num_steps if last else 0),
+            (
+                "headrace_engine_step_seconds_total",
+                status.step_seconds_total,
+                last.step_seconds_total if last else 0.0,
+            ),
             ("headrace_preemptions_total", status.num_preemptions, last.num_preemptions if last else 0),
             (
                 "headrace_prefix_cache_queries_total",

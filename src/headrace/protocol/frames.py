@@ -302,6 +302,7 @@ class Status(msgspec.Struct, tag="status", tag_field="t", frozen=True, omit_defa
     prefix_hits_tokens: int = 0
     prompt_tokens_total: int = 0
     generation_tokens_total: int = 0
+    step_seconds_total: float = 0.0
 
 
 ToWorker = Hello | Submit | Encode | Abort | Drain

@@ -11,8 +11,8 @@ from typing import Final
 import msgspec
 
 GATE_MEMORY_BYTES: Final = 4096
-"""Of the memory at a gate: a page of zeros, 32 bytes of it for each worker."""
-MAX_GATE_WORKERS: Final = GATE_MEMORY_BYTES // 32
+"""Of the memory at a gate: a page of zeros, 32 bytes of it for each worker and as many for all."""
+MAX_GATE_WORKERS: Final = GATE_MEMORY_BYTES // 32 - 1
 
 
 class GateLaunch(msgspec.Struct, frozen=True):
