@@ -131,3 +131,13 @@ def test_settings_are_shown_and_checked_with_the_parts_of_the_machine(tmp_path: 
     assert [model["names"] for model in checked["models"]] == [["tests/talk", "talk"], ["tests/vectors"]]
     assert all(model["memory_bytes"] > 64 * 2**20 for model in checked["models"])
     assert checked["is_model_checked"]
+
+
+def test_under_mixed_load_each_has_its_share_and_answers_as_alone() -> None:
+    script = Path(__file__).parents[2] / "scripts" / "two-models"
+    command = [sys.executable, str(script), "--tiny", "--minutes", "0.1", "--alone-seconds", "1", "--shares", "2:1"]
+
+    done = subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
+
+    assert done.returncode == 0, done.stdout + done.stderr[-2000:]
+    assert "kept: answers, shares, memory, processes" in done.stdout

@@ -46,7 +46,7 @@ while time.monotonic() < stop_s:
     waited_since_s = time.monotonic()
     steps.append((start_s, waited_since_s))
     got_s += waited_since_s - start_s
-    gate.note_step(waited_since_s - start_s)
+    gate.leave()
 gate.close()
 print(json.dumps({"got_s": got_s, "longest_wait_s": longest_wait_s, "steps": steps}), flush=True)
 """

@@ -84,6 +84,8 @@ METRICS: Final[dict[str, Metric]] = _index(
         Metric("headrace_worker_lost_total", "counter", MODEL, "Times that this front lost its worker's link."),
         Metric("headrace_engine_steps_total", "counter", MODEL, "Engine steps done."),
         Metric("headrace_engine_step_seconds_total", "counter", MODEL, "Time spent in engine steps."),
+        Metric("headrace_engine_turn_seconds_total", "counter", MODEL, "Time of its turns on threads that are shared."),
+        Metric("headrace_engine_turn_wait_seconds_total", "counter", MODEL, "Time spent waiting for its turns."),
         Metric("headrace_preemptions_total", "counter", MODEL, "Sequences that were displaced and recomputed."),
         Metric("headrace_kv_blocks", "gauge", ("model", "state"), "KV pages by state: free, evictable, used."),
         Metric("headrace_kv_usage_ratio", "gauge", MODEL, "Share of the KV pages in use."),

@@ -199,10 +199,10 @@ class Worker:
         """Whether a step may begin now; where other models share the threads, it may be another's turn."""
         if self._gate is None:
             return True
-        if not self._scheduler.has_work:
+        if not self._scheduler.has_work or self._loaded is None:
             self._gate.rest()
             return True
-        self._is_at_gate = not self._gate.enter()
+        self._is_at_gate = not self._gate.enter(self._loaded.pace.predicted_step_s)
         return not self._is_at_gate
 
     def _serve(self, timeout_s: float) -> None:
@@ -294,7 +294,7 @@ class Worker:
             loaded.pace.observe(plan.num_rows, step_s)
             loaded.threads.observe(plan.num_rows, num_threads, step_s)
         if self._gate is not None:
-            self._gate.note_step(self._clock.now_s() - started_at_s)
+            self._gate.leave()
 
     def _send_events(self) -> None:
         for peer_id, events in self._scheduler.take_events().items():
@@ -344,6 +344,8 @@ class Worker:
             prompt_tokens_total=totals.prompt_tokens,
             generation_tokens_total=totals.generation_tokens,
             step_seconds_total=self._step_s,
+            turn_seconds_total=0.0 if self._gate is None else self._gate.held_s,
+            turn_wait_seconds_total=0.0 if self._gate is None else self._gate.waited_s,
         )
 
 

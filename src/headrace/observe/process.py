@@ -43,6 +43,16 @@ class WorkerMeter:
                 status.step_seconds_total,
                 last.step_seconds_total if last else 0.0,
             ),
+            (
+                "headrace_engine_turn_seconds_total",
+                status.turn_seconds_total,
+                last.turn_seconds_total if last else 0.0,
+            ),
+            (
+                "headrace_engine_turn_wait_seconds_total",
+                status.turn_wait_seconds_total,
+                last.turn_wait_seconds_total if last else 0.0,
+            ),
             ("headrace_preemptions_total", status.num_preemptions, last.num_preemptions if last else 0),
             (
                 "headrace_prefix_cache_queries_total",

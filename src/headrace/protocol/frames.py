@@ -303,6 +303,8 @@ class Status(msgspec.Struct, tag="status", tag_field="t", frozen=True, omit_defa
     prompt_tokens_total: int = 0
     generation_tokens_total: int = 0
     step_seconds_total: float = 0.0
+    turn_seconds_total: float = 0.0
+    turn_wait_seconds_total: float = 0.0
 
 
 ToWorker = Hello | Submit | Encode | Abort | Drain

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from headrace.policy.turns import Slot, TurnConfig, advanced, decide
+from headrace.policy.turns import Slot, TurnConfig, advanced, decide, respected_until_s
 
 CONFIG = TurnConfig()
 NOW_S = 100.0
@@ -16,8 +16,8 @@ def waiting(clock_s: float, since_s: float = 0.01) -> Slot:
     return Slot(clock_s, waiting_at_s=NOW_S - since_s)
 
 
-def holding(clock_s: float, since_s: float = 0.01) -> Slot:
-    return Slot(clock_s, holding_at_s=NOW_S - since_s)
+def holding(clock_s: float, since_s: float = 0.01, step_s: float = 0.0) -> Slot:
+    return Slot(clock_s, holding_until_s=respected_until_s(CONFIG, NOW_S - since_s, step_s))
 
 
 @pytest.mark.parametrize(
@@ -26,6 +26,9 @@ def holding(clock_s: float, since_s: float = 0.01) -> Slot:
         pytest.param([waiting(5), Slot(0)], True, 0, id="others are idle"),
         pytest.param([waiting(5), holding(0)], False, None, id="another runs"),
         pytest.param([waiting(5), holding(0, 1.5)], True, 0, id="another runs for too long"),
+        pytest.param([waiting(5), holding(0, 1.5, 0.5)], False, None, id="another runs a long step"),
+        pytest.param([waiting(5), holding(0, 2.5, 0.5)], True, 0, id="another runs a long step for too long"),
+        pytest.param([waiting(5), holding(0, 3.5, 9.0)], True, 0, id="another runs longer than anybody may"),
         pytest.param([waiting(5), waiting(4.9)], False, 1, id="another is further back"),
         pytest.param([waiting(4.9), waiting(5)], True, 0, id="it is further back itself"),
         pytest.param([waiting(5), waiting(5)], True, 0, id="equal: the first"),
