@@ -57,9 +57,11 @@ def method_words(comparison: Comparison) -> str:
         else "Two recorded runs, cut into rounds, are compared as groups (Mann and Whitney's test, widened where "
         "neighbouring rounds resemble each other). What changed between the runs is part of the difference."
     )
+    steady = "" if comparison.is_paired else ", if the machine held still"
     return (
         f"{comparison.rounds} rounds, {comparison.requests:,} requests a side. {how} The figures that decide "
-        f"are tested together (Holm): equal servers are called different in at most {1 - CONFIDENCE:.0%} of cases."
+        f"are tested together (Holm): equal servers are called different in at most {1 - CONFIDENCE:.0%} of "
+        f"cases{steady}."
     )
 
 

@@ -10,6 +10,7 @@ from array import array
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from operator import sub
 from typing import Final
 
 import numpy as np
@@ -20,6 +21,7 @@ from headrace.bench.statistics import NUM_BLOCKS, Floats, Histogram
 from headrace.bench.summary import Tokens
 
 _TOKEN_BIN_S: Final = 0.1
+_PENDING: Final = 8192
 
 
 def request_figures(exchange: Exchange) -> dict[Metric, float]:
@@ -31,7 +33,7 @@ def request_figures(exchange: Exchange) -> dict[Metric, float]:
     found["ttft"] = exchange.first_s - exchange.scheduled_s
     if len(chunks) > 1:
         found["itl"] = (chunks[-1] - chunks[0]) / (len(chunks) - 1)
-        found["gap"] = float(np.diff(chunks).max())
+        found["gap"] = max(map(sub, chunks[1:], chunks))
     tokens = output_tokens(exchange)
     if tokens > 1:
         found["tpot"] = (chunks[-1] - exchange.first_s) / (tokens - 1)
@@ -110,6 +112,7 @@ class Gathered:
 
     Args:
         values: by metric, of good requests.
+        pending: gaps of ``pending_block`` that are not in ``gaps`` yet.
         ended_s, e2e_s, ttft_s: of good requests; a missing TTFT is NaN.
         is_kept: 1 for a good request that kept every objective.
         failed_s: when the failed ones ended.
@@ -124,6 +127,8 @@ class Gathered:
     last_ended_s: float = 0.0
     values: dict[str, array[float]] = field(default_factory=dict)
     gaps: Histogram = field(default_factory=Histogram.empty)
+    pending: array[float] = field(default_factory=lambda: array("d"))
+    pending_block: int = 0
     ended_s: array[float] = field(default_factory=lambda: array("d"))
     ttft_s: array[float] = field(default_factory=lambda: array("d"))
     is_kept: array[int] = field(default_factory=lambda: array("b"))
@@ -136,6 +141,19 @@ class Gathered:
     errors: Counter[str] = field(default_factory=Counter)
     examples: dict[str, str] = field(default_factory=dict)
     finish_reasons: Counter[str] = field(default_factory=Counter)
+
+    def add_gaps(self, chunk_s: tuple[float, ...], block: int) -> None:
+        """Counts the gaps of one request, many requests at a time."""
+        if block != self.pending_block or len(self.pending) > _PENDING:
+            self.flush()
+            self.pending_block = block
+        self.pending.extend(map(sub, chunk_s[1:], chunk_s))
+
+    def flush(self) -> None:
+        """Counts what is pending."""
+        if self.pending:
+            self.gaps.add(np.asarray(self.pending, np.float64), self.pending_block)
+            self.pending = array("d")
 
     def add_tokens(self, moments_s: Floats, num: float) -> None:
         """Counts ``num`` tokens that came evenly with these moments."""
@@ -170,6 +188,7 @@ def gather(run: Run, objectives: tuple[Limit, ...]) -> Gathered:
             gathered.examples.setdefault(kind, exchange.detail)
             continue
         _add_good(gathered, exchange, objectives, position * NUM_BLOCKS // num)
+    gathered.flush()
     if gathered.first_scheduled_s == np.inf:
         gathered.first_scheduled_s = 0.0
     return gathered
@@ -187,7 +206,7 @@ def _add_good(gathered: Gathered, exchange: Exchange, objectives: tuple[Limit, .
     if exchange.chunk_s and tokens:
         gathered.values.setdefault("tpot_first", array("d")).append(figures["e2e"] / tokens)
     if len(exchange.chunk_s) > 1:
-        gathered.gaps.add(np.diff(exchange.chunk_s), block)
+        gathered.add_gaps(exchange.chunk_s, block)
     # A request without a figure (one chunk has no gap) cannot have broken its objective.
     gathered.is_kept.append(all(figures.get(limit.metric, 0.0) <= limit.limit_s for limit in objectives))
     gathered.ended_s.append(exchange.ended_s)

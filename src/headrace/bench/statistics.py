@@ -28,7 +28,8 @@ the tail it describes (1/√10). So a p99 takes 1,000 requests, a p90 100."""
 NUM_BLOCKS: Final = 50
 """Long enough to hold what neighbours share, many enough to draw from."""
 NUM_RESAMPLES: Final = 500
-_PIECE: Final = 2**21
+_PIECE: Final = 2**20
+_MAX_RANKS: Final = 20_000
 
 
 def needed_requests(quantile: float) -> int:
@@ -63,18 +64,24 @@ def percentile_intervals(values: Floats, quantiles: Sequence[float] = QUANTILES,
     Args:
         values: at least one, in time order.
 
-    Cost: 500 passes over ``values``, about 1 s for 100,000; 16 MB.
+    Cost: a sort, and 500 passes over at most 20,000 ranks; 24 MB.
     """
     blocks = blocks_of(len(values))
     order = np.argsort(values, kind="stable")
     ordered, block_of = values[order], blocks[order]
-    weights = block_weights(int(blocks[-1]) + 1, seed).astype(np.int32)
+    # Values are taken together where there are more than ranks worth telling apart.
+    num_bins = min(len(values), _MAX_RANKS)
+    bins = np.arange(len(values)) * num_bins // len(values)
+    num_blocks = int(blocks[-1]) + 1
+    counts = np.bincount(block_of * num_bins + bins, minlength=num_blocks * num_bins).reshape(num_blocks, num_bins)
+    largest = ordered[np.flatnonzero(np.diff(bins, append=num_bins))]
+    weights = block_weights(num_blocks, seed)
     found = np.empty((NUM_RESAMPLES, len(quantiles)))
-    rows = max(1, _PIECE // len(values))
+    rows = max(1, _PIECE // num_bins)
     for start in range(0, NUM_RESAMPLES, rows):
-        # How many values of each resample lie at or below each measured value.
-        reached = np.cumsum(weights[start : start + rows, block_of], axis=1, dtype=np.int32)
-        found[start : start + rows] = ordered[_places(reached, np.asarray(quantiles))]
+        # How many values of each resample lie at or below each bin's largest; products of floats, as they are quicker.
+        reached = np.cumsum(weights[start : start + rows].astype(np.float64) @ counts.astype(np.float64), axis=1)
+        found[start : start + rows] = largest[_places(reached, np.asarray(quantiles))]
     return _ends(found)
 
 
