@@ -93,6 +93,10 @@ struct Isa {
   static F blend(uint32_t mask, F a, F b) {
     return {_mm256_blendv_ps(a.low, b.low, spread(mask)), _mm256_blendv_ps(a.high, b.high, spread(mask >> 8))};
   }
+  static F select(F a, F b, F yes, F no) {
+    return {_mm256_blendv_ps(no.low, yes.low, _mm256_cmp_ps(a.low, b.low, _CMP_GT_OQ)),
+            _mm256_blendv_ps(no.high, yes.high, _mm256_cmp_ps(a.high, b.high, _CMP_GT_OQ))};
+  }
   static float reduce_add(F a) {
     const __m256 eight = _mm256_add_ps(a.low, a.high);
     const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));

@@ -116,6 +116,10 @@ struct Isa {
   static F blend(uint32_t mask, F a, F b) {
     return map([&](int l) { return (mask >> l) & 1 ? b.v[l] : a.v[l]; });
   }
+  // Lane l takes yes where a > b, else no (NaN too).
+  static F select(F a, F b, F yes, F no) {
+    return map([&](int l) { return a.v[l] > b.v[l] ? yes.v[l] : no.v[l]; });
+  }
   // Reductions in one fixed tree: lane l with lane l+8, then l+4, l+2, l+1.
   static float reduce_add(F a) {
     for (int half = kLanes / 2; half > 0; half /= 2)

@@ -35,7 +35,7 @@ struct Math {
     // max returns its second operand when the first is NaN, so n is always a number that scale2 accepts.
     const F n = Isa::max(Isa::round(Isa::mul(x, Isa::set1(kLog2E))), Isa::set1(-126.0f));
     const F y = Isa::scale2(exp_reduced(reduce(x, n)), n);
-    return Isa::blend(Isa::greater(Isa::set1(kExpMin), x), y, Isa::zero());
+    return Isa::select(Isa::set1(kExpMin), x, Isa::zero(), y);
   }
 
   // e^x for any x. 0 below kExpMin and at -inf, inf above kExpMax; NaN stays NaN.
@@ -45,15 +45,15 @@ struct Math {
     // n may be 128: scaled in two steps.
     const F half = Isa::round(Isa::mul(n, Isa::set1(0.5f)));
     F y = Isa::scale2(Isa::scale2(exp_reduced(reduce(x, n)), half), Isa::sub(n, half));
-    y = Isa::blend(Isa::greater(x, Isa::set1(kExpMax)), y, Isa::set1(__builtin_inff()));
-    return Isa::blend(Isa::greater(Isa::set1(kExpMin), x), y, Isa::zero());
+    y = Isa::select(x, Isa::set1(kExpMax), Isa::set1(__builtin_inff()), y);
+    return Isa::select(Isa::set1(kExpMin), x, Isa::zero(), y);
   }
 
   // tanh x = ±(1 - t) / (1 + t) with t = e^(-2|x|): absolute error below 2^-22; NaN stays NaN.
   static F tanh(F x) {
     const F t = exp_nonpositive(Isa::mul(Isa::abs(x), Isa::set1(-2.0f)));
     const F y = Isa::div(Isa::sub(Isa::set1(1.0f), t), Isa::add(Isa::set1(1.0f), t));
-    return Isa::blend(Isa::greater(Isa::zero(), x), y, Isa::sub(Isa::zero(), y));
+    return Isa::select(Isa::zero(), x, Isa::sub(Isa::zero(), y), y);
   }
 
   // cap · tanh(x / cap)
@@ -85,7 +85,7 @@ struct Math {
     const F lost = Isa::fma(y, y, Isa::sub(Isa::zero(), square));
     const F e = exp_nonpositive(Isa::mul(square, minus_half));
     const F tail = Isa::mul(Isa::fma(e, Isa::mul(lost, minus_half), e), Isa::mul(p, t));
-    return Isa::mul(x, Isa::blend(Isa::greater(x, Isa::zero()), tail, Isa::sub(Isa::set1(1.0f), tail)));
+    return Isa::mul(x, Isa::select(x, Isa::zero(), Isa::sub(Isa::set1(1.0f), tail), tail));
   }
 
   // x / (1 + e^-w), w = 2·sqrt(2/π)·(x + 0.044715·x^3), within 4 units in the last place: x/2 · (1 + tanh(w/2)) without
@@ -106,7 +106,7 @@ struct Math {
     F t = exp_nonpositive(minus(w));
     t = Isa::fma(t, minus(lost), t);
     const F one = Isa::set1(1.0f);
-    return Isa::mul(x, Isa::div(Isa::blend(Isa::greater(x, Isa::zero()), t, one), Isa::add(one, t)));
+    return Isa::mul(x, Isa::div(Isa::select(x, Isa::zero(), one, t), Isa::add(one, t)));
   }
 
   // 0 where x is below it; NaN stays NaN (max returns its second operand then).

@@ -60,6 +60,7 @@ struct Agreement {
     const uint32_t got = Isa::greater(fa, fb), want = Ref::greater(ra, rb);
     same("greater", &got, &want, sizeof got);
     same("blend", Isa::blend(want, fa, fb), Ref::blend(want, ra, rb));
+    same("select", Isa::select(fa, fb, fc, fa), Ref::select(ra, rb, rc, ra));
     const float sums[2] = {Isa::reduce_add(fa), Ref::reduce_add(ra)};
     same("reduce_add", &sums[0], &sums[1], sizeof(float));
     const float tops[2] = {Isa::reduce_max(fa), Ref::reduce_max(ra)};
