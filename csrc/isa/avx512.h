@@ -70,9 +70,7 @@ struct Isa {
   static F to_float(I a) { return _mm512_cvtepi32_ps(a); }
   static uint32_t greater(F a, F b) { return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ); }
   static F blend(uint32_t mask, F a, F b) { return _mm512_mask_blend_ps(static_cast<__mmask16>(mask), a, b); }
-  static F select(F a, F b, F yes, F no) {
-    return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_GT_OQ), no, yes);
-  }
+  static F select(F a, F b, F yes, F no) { return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_GT_OQ), no, yes); }
   // Not _mm512_reduce_*: the order is part of the contract.
   static float reduce_add(F a) {
     const __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));

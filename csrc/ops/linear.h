@@ -33,30 +33,39 @@ void op_linear(const Record& record, const ThreadContext& context) {
 
   if (static_cast<Epilogue>(r.epilogue) == Epilogue::kGlu) {
     const int64_t width = r.n / 2;
-    sweep<Isa, 2>(
+    sweep_blocks<Isa, 2>(
         weight, rows_in, rows, share(tiles / 2, context.thread, context.threads),
         [](int64_t unit, int t) { return 2 * unit + t; },
-        [&](int64_t unit, int32_t row, const F(&y)[2]) {
-          const F gate = with_bias<Isa>(y[0], bias, 2 * unit, kLanes);
-          const F up = with_bias<Isa>(y[1], bias, 2 * unit + 1, kLanes);
-          Isa::store(out + row * width + unit * kLanes, Isa::mul(Math<Isa>::activate(activation, gate), up));
+        [&](int64_t unit, int32_t row, int32_t count, const float* const(&y)[2]) {
+          float* to = out + row * width + unit * kLanes;
+          Math<Isa>::with(activation, [&](auto activate) {
+            for (int64_t m = 0; m < count; ++m) {
+              const F gate = with_bias<Isa>(Isa::load(y[0] + m * kLanes), bias, 2 * unit, kLanes);
+              const F up = with_bias<Isa>(Isa::load(y[1] + m * kLanes), bias, 2 * unit + 1, kLanes);
+              Isa::store(to + m * width, Isa::mul(activate(gate), up));
+            }
+          });
         });
     return;
   }
   const bool is_added = static_cast<Epilogue>(r.epilogue) == Epilogue::kAdd;
-  sweep<Isa, 1>(
+  sweep_blocks<Isa, 1>(
       weight, rows_in, rows, share(tiles, context.thread, context.threads), [](int64_t unit, int) { return unit; },
-      [&](int64_t unit, int32_t row, const F(&y)[1]) {
-        const int count = static_cast<int>(std::min<int64_t>(kLanes, r.n - unit * kLanes));
+      [&](int64_t unit, int32_t row, int32_t count, const float* const(&y)[1]) {
+        const int lanes = static_cast<int>(std::min<int64_t>(kLanes, r.n - unit * kLanes));
         float* to = out + row * int64_t{r.n} + unit * kLanes;
-        F value = Math<Isa>::activate(activation, with_bias<Isa>(y[0], bias, unit, count));
-        if (count == kLanes) {
-          if (is_added) value = Isa::add(Isa::load(to), value);
-          Isa::store(to, value);
-        } else {
-          if (is_added) value = Isa::add(Isa::load_n(to, count), value);
-          Isa::store_n(to, value, count);
-        }
+        Math<Isa>::with(activation, [&](auto activate) {
+          for (int64_t m = 0; m < count; ++m, to += r.n) {
+            F value = activate(with_bias<Isa>(Isa::load(y[0] + m * kLanes), bias, unit, lanes));
+            if (lanes == kLanes) {
+              if (is_added) value = Isa::add(Isa::load(to), value);
+              Isa::store(to, value);
+            } else {
+              if (is_added) value = Isa::add(Isa::load_n(to, lanes), value);
+              Isa::store_n(to, value, lanes);
+            }
+          }
+        });
       });
 }
 

@@ -39,7 +39,7 @@ struct Math {
   }
 
   // e^x for any x. 0 below kExpMin and at -inf, inf above kExpMax; NaN stays NaN.
-  static F exp(F x) {
+  [[gnu::always_inline]] static inline F exp(F x) {
     F n = Isa::max(Isa::round(Isa::mul(x, Isa::set1(kLog2E))), Isa::set1(-126.0f));
     n = Isa::min(n, Isa::set1(128.0f));
     // n may be 128: scaled in two steps.
@@ -50,7 +50,7 @@ struct Math {
   }
 
   // tanh x = ±(1 - t) / (1 + t) with t = e^(-2|x|): absolute error below 2^-22; NaN stays NaN.
-  static F tanh(F x) {
+  [[gnu::always_inline]] static inline F tanh(F x) {
     const F t = exp_nonpositive(Isa::mul(Isa::abs(x), Isa::set1(-2.0f)));
     const F y = Isa::div(Isa::sub(Isa::set1(1.0f), t), Isa::add(Isa::set1(1.0f), t));
     return Isa::select(Isa::zero(), x, Isa::sub(Isa::zero(), y), y);
@@ -69,7 +69,7 @@ struct Math {
 
   // x · Φ(x) within 6 units in the last place. The tail of Φ at y = |x| is e^(-y^2/2) · t · p(t) with t = 1 / (1 + 0.35
   // y); p is minimax over 0 ≤ y ≤ 13.4 (3.2e-8 relative). What y·y loses is given back after the exponential.
-  static F gelu_erf(F x) {
+  [[gnu::always_inline]] static inline F gelu_erf(F x) {
     const F y = Isa::min(Isa::abs(x), Isa::set1(kGeluMax));
     const F t = Isa::div(Isa::set1(1.0f), Isa::fma(y, Isa::set1(0.35f), Isa::set1(1.0f)));
     F p = Isa::set1(-0.029120702296495438f);
@@ -90,7 +90,7 @@ struct Math {
 
   // x / (1 + e^-w), w = 2·sqrt(2/π)·(x + 0.044715·x^3), within 4 units in the last place: x/2 · (1 + tanh(w/2)) without
   // its cancellation at negative x. w is kept in two parts, for an error of it is one of the result, w times as large.
-  static F gelu_tanh(F x) {
+  [[gnu::always_inline]] static inline F gelu_tanh(F x) {
     const F linear = Isa::set1(1.5957691669464111f), linear_lost = Isa::set1(-4.534068054340423e-08f);
     const F cubic = Isa::set1(0.07135481387376785f), cubic_lost = Isa::set1(2.3988324659995897e-09f);
     const F y = Isa::min(Isa::abs(x), Isa::set1(kGeluMax));
@@ -110,20 +110,19 @@ struct Math {
   }
 
   // 0 where x is below it; NaN stays NaN (max returns its second operand then).
-  static F relu(F x) { return Isa::max(Isa::zero(), x); }
+  [[gnu::always_inline]] static inline F relu(F x) { return Isa::max(Isa::zero(), x); }
 
-  // The activation of sixteen elements. SiLU stands in line: it is in the gates of most models.
-  [[gnu::always_inline]] static inline F activate(Activation activation, F x) {
-    if (activation == Activation::kNone) return x;
-    return activation == Activation::kSilu ? silu(x) : activate_other(activation, x);
-  }
-  [[gnu::noinline]] static F activate_other(Activation activation, F x) {
+  // Calls fn(f) with the activation as a function of sixteen elements, so that a loop over many holds it in line: a
+  // call for each passes its lanes through memory and costs more than the arithmetic.
+  template <class Fn>
+  [[gnu::always_inline]] static inline void with(Activation activation, Fn fn) {
     switch (activation) {
-      case Activation::kGeluTanh: return gelu_tanh(x);
-      case Activation::kGeluErf: return gelu_erf(x);
-      case Activation::kRelu: return relu(x);
-      case Activation::kTanh: return tanh(x);
-      default: return x;
+      case Activation::kSilu: return fn([](F x) { return silu(x); });
+      case Activation::kGeluTanh: return fn([](F x) { return gelu_tanh(x); });
+      case Activation::kGeluErf: return fn([](F x) { return gelu_erf(x); });
+      case Activation::kRelu: return fn([](F x) { return relu(x); });
+      case Activation::kTanh: return fn([](F x) { return tanh(x); });
+      default: return fn([](F x) { return x; });
     }
   }
 

@@ -165,12 +165,17 @@ class Moe {
         prologue_of(r_, weight.layout, context_), pairs_, [this](int32_t i) { return pair_rows_[i]; }, context_);
     const int64_t units = r_.hidden / kLanes;
     each_expert([&](int32_t expert, int32_t start, int32_t count) {
-      sweep<Isa, 2>(
+      sweep_blocks<Isa, 2>(
           weight, a.from_row(start), count, share(units, context_.thread, context_.threads),
           [=](int64_t unit, int t) { return (expert * units + unit) * 2 + t; },
-          [&](int64_t unit, int32_t row, const F(&y)[2]) {
+          [&](int64_t unit, int32_t row, int32_t num_rows, const float* const(&y)[2]) {
             float* to = gated_ + int64_t{start + row} * r_.hidden + unit * kLanes;
-            Isa::store(to, Isa::mul(Math<Isa>::activate(activation, y[0]), y[1]));
+            Math<Isa>::with(activation, [&](auto activate) {
+              for (int64_t m = 0; m < num_rows; ++m) {
+                const F gate = Isa::load(y[0] + m * kLanes), up = Isa::load(y[1] + m * kLanes);
+                Isa::store(to + m * r_.hidden, Isa::mul(activate(gate), up));
+              }
+            });
           });
     });
   }

@@ -41,11 +41,11 @@ struct Activations {
 // Instruction sets without a bf16 product read the rounded rows as f32.
 template <class Isa>
 concept HasFloatDot = requires(typename Isa::F f, const uint16_t* w) { Isa::dot_bf16(f, w, 1.0f, 1.0f); };
-// Instruction sets that unpack a tile of nibbles once for many rows.
+// Instruction sets that unpack a tile once for many rows: nibbles to bytes, bf16 to f32.
 template <class Isa>
 concept HasUnpacked = requires(const uint8_t* w, uint8_t* to) { Isa::unpack_q4(w, to); };
 
-// One unpacked group: scales and minimums as f32, then bytes [8][16][4].
+// One unpacked group of nibbles: scales and minimums as f32, then bytes [8][16][4].
 inline constexpr int64_t kUnpackedGroup = 2 * kLanes * 4 + kGroup * kLanes;
 // From this many rows on unpacking pays: it costs about what six rows of one group do.
 inline constexpr int32_t kUnpackRows = 12;
@@ -97,9 +97,14 @@ struct SecondTerms {
   }
 };
 
-// A thread's own memory for a sweep of unpacked tiles: two tiles, their sums, and the second terms.
+// Inputs of a panel: sixteen columns of them as f32 are half of a first-level cache of 32 KiB.
+inline constexpr int64_t kPanelInputs = 256;
+
+// A thread's own memory for a sweep of unpacked tiles: the sums of two, and the tiles with their second terms or a
+// panel.
 static constexpr int64_t sweep_bytes(int64_t k) {
-  return 2 * (k / kGroup * kUnpackedGroup + kChunkRows * kLanes * 4) + SecondTerms::size_bytes(k);
+  const int64_t tiles = 2 * k / kGroup * kUnpackedGroup + SecondTerms::size_bytes(k);
+  return 2 * kChunkRows * kLanes * 4 + std::max(tiles, kPanelInputs * kLanes * 4);
 }
 
 static constexpr bool is_matrix(Layout layout) { return layout >= Layout::kF32 && layout <= Layout::kF16; }
@@ -203,6 +208,16 @@ template <class Isa, Layout kLayout>
   Isa::store(out, acc[0]);
 }
 
+// acc[m] + the products of sixteen columns with M rows of f32, `stride` apart, over `k` inputs. panel: [k][16].
+template <class Isa, int M>
+[[gnu::always_inline]] inline void add_floats(const float* panel, const float* x, int64_t stride, int64_t k,
+                                              typename Isa::F (&acc)[M]) {
+  for (int64_t i = 0; i < k; ++i) {
+    const auto column = Isa::load(panel + i * kLanes);
+    for (int m = 0; m < M; ++m) acc[m] = Isa::fma(column, Isa::set1(x[m * stride + i]), acc[m]);
+  }
+}
+
 // The sixteen columns of one tile times rows row … row + M − 1. out: [M][16].
 template <class Isa, Layout kLayout, int M, bool kIsUnpacked>
 [[gnu::noinline]] void product_tile(const uint8_t* tile, const Activations& a, int64_t row, float* out) {
@@ -210,13 +225,12 @@ template <class Isa, Layout kLayout, int M, bool kIsUnpacked>
   F acc[M];
   for (int m = 0; m < M; ++m) acc[m] = Isa::zero();
   const int64_t k = a.k, groups = k / kGroup;
-  if constexpr (is_plain(kLayout)) {
+  if constexpr (kLayout == Layout::kF32) {
+    add_floats<Isa, M>(reinterpret_cast<const float*>(tile), a.f32 + row * k, k, k, acc);
+  } else if constexpr (kLayout == Layout::kF16) {
     const float* x = a.f32 + row * k;
     for (int64_t i = 0; i < k; ++i) {
-      F column;
-      if constexpr (kLayout == Layout::kF16)
-        column = Isa::load_f16(reinterpret_cast<const uint16_t*>(tile) + i * kLanes);
-      else column = Isa::load(reinterpret_cast<const float*>(tile) + i * kLanes);
+      const F column = Isa::load_f16(reinterpret_cast<const uint16_t*>(tile) + i * kLanes);
       for (int m = 0; m < M; ++m) acc[m] = Isa::fma(column, Isa::set1(x[m * k + i]), acc[m]);
     }
   } else if constexpr (kLayout == Layout::kBf16 && HasFloatDot<Isa>) {
@@ -258,9 +272,13 @@ static inline int32_t chunk_rows(Layout layout, int64_t k) {
   return static_cast<int32_t>(std::clamp<int64_t>(192 * 1024 / row_bytes, 16, kChunkRows) / 8 * 8);
 }
 
-// Whether tiles of this layout are unpacked when many rows meet them.
+// Whether tiles of this layout are unpacked when many rows meet them: nibbles to bytes, or to panels of f32 where rows
+// are f32 too.
 template <class Isa, Layout kLayout>
-inline constexpr bool kUnpacks = HasUnpacked<Isa> && (kLayout == Layout::kQ4 || kLayout == Layout::kQ4m);
+inline constexpr bool kUnpacksNibbles = HasUnpacked<Isa> && (kLayout == Layout::kQ4 || kLayout == Layout::kQ4m);
+template <class Isa, Layout kLayout>
+inline constexpr bool kUnpacksFloats =
+    HasUnpacked<Isa> && (kLayout == Layout::kF16 || (kLayout == Layout::kBf16 && HasFloatDot<Isa>));
 
 // A sweep of one chunk of rows over tiles of nibbles: each tile is unpacked once, and the second terms of all rows are
 // added group by group, a register tile of rows at a time. Per row and column the order is that of the plain sweep.
@@ -270,8 +288,8 @@ class UnpackedSweep {
   UnpackedSweep(const Activations& a, int32_t first, int32_t stop)
       : a_(a), first_(first), rows_(stop - first), groups_(a.k / kGroup) {
     uint8_t* at = a.own;
-    for (int t = 0; t < T; ++t) tiles_[t] = at, at += groups_ * kUnpackedGroup;
     for (int t = 0; t < T; ++t) sums_[t] = reinterpret_cast<float*>(at), at += kChunkRows * kLanes * 4;
+    for (int t = 0; t < T; ++t) tiles_[t] = at, at += groups_ * kUnpackedGroup;
     seconds_ = SecondTerms::place(at, a.k);
     seconds_.template fill<Isa>(a, first, rows_);
   }
@@ -288,11 +306,7 @@ class UnpackedSweep {
         }
         add_seconds(tiles_[t], sums_[t]);
       }
-      for (int32_t row = 0; row < rows_; ++row) {
-        typename Isa::F y[T];
-        for (int t = 0; t < T; ++t) y[t] = Isa::load(sums_[t] + row * kLanes);
-        emit(unit, first_ + row, y);
-      }
+      emit(unit, first_, rows_, sums_);
     }
   }
 
@@ -330,17 +344,83 @@ class UnpackedSweep {
   SecondTerms seconds_;
 };
 
+// The same over tiles of floats: a panel of a tile is widened once for all rows, so that what remains is loads and
+// fused multiply-adds.
+template <class Isa, Layout kLayout, int T>
+class PanelSweep {
+ public:
+  PanelSweep(const Activations& a, int32_t first, int32_t stop) : a_(a), first_(first), rows_(stop - first) {
+    uint8_t* at = a.own;
+    for (int t = 0; t < T; ++t) sums_[t] = reinterpret_cast<float*>(at), at += kChunkRows * kLanes * 4;
+    panel_ = reinterpret_cast<float*>(at);
+  }
+
+  template <class TileOf, class Emit>
+  void run(const uint8_t* weight, Range units, TileOf tile_of, Emit& emit) {
+    const int64_t stride = tile_bytes(kLayout, a_.k);
+    for (int64_t unit = units.start; unit < units.stop; ++unit) {
+      for (int t = 0; t < T; ++t) {
+        const auto* tile = reinterpret_cast<const uint16_t*>(weight + tile_of(unit, t) * stride);
+        for (int64_t start = 0; start < a_.k; start += kPanelInputs) {
+          const int64_t inputs = std::min(kPanelInputs, a_.k - start);
+          widen(tile + start * kLanes, inputs);
+          for (int32_t row = 0; row < rows_; row += kRows) {
+            const int count = std::min(kRows, rows_ - row);
+            add_rows<kRows>(count, row, start, inputs, sums_[t] + row * kLanes);
+          }
+        }
+      }
+      emit(unit, first_, rows_, sums_);
+    }
+  }
+
+ private:
+  static constexpr int kRows = Isa::kTileRows;
+
+  void widen(const uint16_t* tile, int64_t inputs) const {
+    for (int64_t i = 0; i < inputs; i += 2) {
+      const uint16_t* pair = tile + i * kLanes;
+      const bool is_paired = kLayout == Layout::kBf16;
+      Isa::store(panel_ + i * kLanes, is_paired ? Isa::even_bf16(pair) : Isa::load_f16(pair));
+      Isa::store(panel_ + (i + 1) * kLanes, is_paired ? Isa::odd_bf16(pair) : Isa::load_f16(pair + kLanes));
+    }
+  }
+
+  template <int M>
+  void add_rows(int count, int32_t row, int64_t start, int64_t inputs, float* sums) const {
+    if (count == M) return add_tile<M>(row, start, inputs, sums);
+    if constexpr (M > 1) add_rows<M - 1>(count, row, start, inputs, sums);
+  }
+  template <int M>
+  [[gnu::noinline]] void add_tile(int32_t row, int64_t start, int64_t inputs, float* sums) const {
+    typename Isa::F acc[M];
+    for (int m = 0; m < M; ++m) acc[m] = start == 0 ? Isa::zero() : Isa::load(sums + m * kLanes);
+    add_floats<Isa, M>(panel_, a_.f32 + (first_ + row) * a_.k + start, a_.k, inputs, acc);
+    for (int m = 0; m < M; ++m) Isa::store(sums + m * kLanes, acc[m]);
+  }
+
+  const Activations& a_;
+  const int32_t first_, rows_;
+  float* panel_;    // [kPanelInputs][16]
+  float* sums_[T];  // [rows][16]
+};
+
 template <class Isa, Layout kLayout, int T, class TileOf, class Emit>
 void sweep_layout(const Weight& w, const Activations& a, int32_t rows, Range units, TileOf tile_of, Emit& emit) {
   constexpr int kRows = Isa::kTileRows;
   const int64_t stride = tile_bytes(kLayout, a.k);
   alignas(kAlign) float out[T][kRows * kLanes];
+  const float* sums[T];
+  for (int t = 0; t < T; ++t) sums[t] = out[t];
   const int32_t chunk = chunk_rows(kLayout, a.k);
   for (int32_t first = 0; first < rows; first += chunk) {
     const int32_t stop = std::min(rows, first + chunk);
-    if constexpr (kUnpacks<Isa, kLayout>) {
-      if (stop - first >= kUnpackRows) {
+    if (stop - first >= kUnpackRows) {
+      if constexpr (kUnpacksNibbles<Isa, kLayout>) {
         UnpackedSweep<Isa, kLayout, T>(a, first, stop).run(w.data, units, tile_of, emit);
+        continue;
+      } else if constexpr (kUnpacksFloats<Isa, kLayout>) {
+        PanelSweep<Isa, kLayout, T>(a, first, stop).run(w.data, units, tile_of, emit);
         continue;
       }
     }
@@ -356,20 +436,16 @@ void sweep_layout(const Weight& w, const Activations& a, int32_t rows, Range uni
             }
           }
         }
-        for (int m = 0; m < count; ++m) {
-          typename Isa::F y[T];
-          for (int t = 0; t < T; ++t) y[t] = Isa::load(out[t] + m * kLanes);
-          emit(unit, row + m, y);
-        }
+        emit(unit, row, count, sums);
       }
     }
   }
 }
 
-// Calls emit(unit, row, y) for every unit in `units` and every row; y[t] holds the sixteen products of column tile
-// tile_of(unit, t), t < T. Within a unit, rows rise.
+// Calls emit(unit, row, count, y) for every unit in `units` and every block of rows row … row + count − 1: y[t], t < T,
+// holds their products with column tile tile_of(unit, t), [count][16]. Within a unit, rows rise.
 template <class Isa, int T, class TileOf, class Emit>
-void sweep(const Weight& w, const Activations& a, int32_t rows, Range units, TileOf tile_of, Emit emit) {
+void sweep_blocks(const Weight& w, const Activations& a, int32_t rows, Range units, TileOf tile_of, Emit emit) {
   switch (w.layout) {
     case Layout::kF32: return sweep_layout<Isa, Layout::kF32, T>(w, a, rows, units, tile_of, emit);
     case Layout::kBf16: return sweep_layout<Isa, Layout::kBf16, T>(w, a, rows, units, tile_of, emit);
@@ -379,6 +455,19 @@ void sweep(const Weight& w, const Activations& a, int32_t rows, Range units, Til
     case Layout::kQ4m: return sweep_layout<Isa, Layout::kQ4m, T>(w, a, rows, units, tile_of, emit);
     default: return;  // the VM admits matrices only
   }
+}
+
+// The same row by row: emit(unit, row, y), where y[t] holds the sixteen products.
+template <class Isa, int T, class TileOf, class Emit>
+void sweep(const Weight& w, const Activations& a, int32_t rows, Range units, TileOf tile_of, Emit emit) {
+  sweep_blocks<Isa, T>(w, a, rows, units, tile_of,
+                       [&](int64_t unit, int32_t row, int32_t count, const float* const(&sums)[T]) {
+                         for (int32_t m = 0; m < count; ++m) {
+                           typename Isa::F y[T];
+                           for (int t = 0; t < T; ++t) y[t] = Isa::load(sums[t] + m * kLanes);
+                           emit(unit, row + m, y);
+                         }
+                       });
 }
 
 }  // namespace headrace

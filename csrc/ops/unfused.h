@@ -60,10 +60,12 @@ void op_gate(const Record& record, const ThreadContext& context) {
   const auto activation = static_cast<Activation>(r.activation);
   const int64_t lanes = int64_t{context.step->rows()} * r.width / kLanes;
   const Range range = share(lanes, context.thread, context.threads);
-  for (int64_t i = range.start * kLanes; i < range.stop * kLanes; i += kLanes) {
-    const auto y = Math<Isa>::activate(activation, Isa::load(gate + i));
-    Isa::store(out + i, up == nullptr ? y : Isa::mul(y, Isa::load(up + i)));
-  }
+  Math<Isa>::with(activation, [&](auto activate) {
+    for (int64_t i = range.start * kLanes; i < range.stop * kLanes; i += kLanes) {
+      const auto y = activate(Isa::load(gate + i));
+      Isa::store(out + i, up == nullptr ? y : Isa::mul(y, Isa::load(up + i)));
+    }
+  });
 }
 
 template <class Isa>
