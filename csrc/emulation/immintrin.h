@@ -18,6 +18,9 @@ struct __m256 {
 struct __m512 {
   float v[16];
 };
+struct __m128i {
+  uint8_t b[16];
+};
 struct __m256i {
   uint8_t b[32];
 };
@@ -120,6 +123,16 @@ inline __m512i _mm512_cvtepu16_epi32(__m256i a) {
   uint16_t h[16];
   std::memcpy(h, &a, sizeof h);
   return emulation::each_word([&](int l) { return h[l]; });
+}
+inline __m128i _mm512_cvtepi32_epi8(__m512i a) {
+  __m128i r;
+  for (int l = 0; l < 16; ++l) r.b[l] = static_cast<uint8_t>(emulation::words(a).v[l]);
+  return r;
+}
+inline int32_t _mm512_reduce_add_epi32(__m512i a) {
+  int32_t sum = 0;
+  for (int l = 0; l < 16; ++l) sum += emulation::words(a).v[l];
+  return sum;
 }
 inline __m256i _mm512_cvtepi32_epi16(__m512i a) {
   const auto w = emulation::words(a);

@@ -79,6 +79,20 @@ struct Isa {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvttps_epi32(n), _mm256_set1_epi32(127)), 23));
   }
   static F scale2(F a, F n) { return {_mm256_mul_ps(a.low, power2(n.low)), _mm256_mul_ps(a.high, power2(n.high))}; }
+  static bool has_nan(F a) { return _mm256_movemask_ps(_mm256_cmp_ps(a.low, a.high, _CMP_UNORD_Q)) != 0; }
+  static int32_t narrow(F a, F b, int8_t* to) {
+    const __m256i words_a = _mm256_packs_epi32(_mm256_cvtps_epi32(a.low), _mm256_cvtps_epi32(a.high));
+    const __m256i words_b = _mm256_packs_epi32(_mm256_cvtps_epi32(b.low), _mm256_cvtps_epi32(b.high));
+    // Each pack interleaves the 128-bit halves; one permute of fours puts all back in order.
+    const __m256i packed =
+        _mm256_permutevar8x32_epi32(_mm256_packs_epi16(words_a, words_b), _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), packed);
+    const __m256i pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(1), packed);
+    const __m256i fours = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+    __m128i sum = _mm_add_epi32(_mm256_castsi256_si128(fours), _mm256_extracti128_si256(fours, 1));
+    sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0b01001110));
+    return _mm_cvtsi128_si32(_mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0b10110001)));
+  }
   static F to_float(I a) { return {_mm256_cvtepi32_ps(a.low), _mm256_cvtepi32_ps(a.high)}; }
   static uint32_t greater(F a, F b) {
     const int low = _mm256_movemask_ps(_mm256_cmp_ps(a.low, b.low, _CMP_GT_OQ));
@@ -203,6 +217,37 @@ struct Isa {
         _mm256_storeu_si256(out, _mm256_and_si256(both, mask));
         _mm256_storeu_si256(out + 2, _mm256_and_si256(_mm256_srli_epi16(both, 4), mask));
       }
+  }
+  // Weights of one group and their sizes, [8] times q [16][4], |q| [16][4].
+  static void unpack_q8(const uint8_t* w, uint8_t* to) {
+    const __m256i offset = _mm256_set1_epi8(-128);
+    for (int j = 0; j < 8; ++j)
+      for (int half = 0; half < 2; ++half) {
+        const __m256i q = _mm256_xor_si256(bytes(w + j * 64 + half * 32), offset);
+        auto* out = reinterpret_cast<__m256i*>(to + j * 128 + half * 32);
+        _mm256_storeu_si256(out, q);
+        _mm256_storeu_si256(out + 2, _mm256_abs_epi8(q));
+      }
+  }
+  // As group_q8, from unpacked weights and for rows at `a`.
+  template <int M>
+  [[gnu::always_inline]] static void group_s8(const uint8_t* w, const int8_t* const (&a)[M], I (&out)[M]) {
+    const __m256i ones = _mm256_set1_epi16(1);
+    for (int m = 0; m < M; ++m) out[m] = {_mm256_setzero_si256(), _mm256_setzero_si256()};
+#pragma GCC unroll 8
+    for (int j = 0; j < 8; ++j) {
+      const __m256i low = bytes(w + j * 128), high = bytes(w + j * 128 + 32);
+      const __m256i low_size = bytes(w + j * 128 + 64), high_size = bytes(w + j * 128 + 96);
+#pragma GCC unroll 4
+      for (int m = 0; m < M; ++m) {
+        const __m256i x = word(a[m] + j * 4);
+        const __m256i low_pairs = _mm256_maddubs_epi16(low_size, _mm256_sign_epi8(x, low));
+        const __m256i high_pairs = _mm256_maddubs_epi16(high_size, _mm256_sign_epi8(x, high));
+        out[m].low = _mm256_add_epi32(out[m].low, _mm256_madd_epi16(low_pairs, ones));
+        out[m].high = _mm256_add_epi32(out[m].high, _mm256_madd_epi16(high_pairs, ones));
+        here(out[m].low, out[m].high);
+      }
+    }
   }
   // As group_q4, from unpacked nibbles and for rows at `a`.
   template <int M>

@@ -67,6 +67,13 @@ struct Isa {
     const __m512i exponent = _mm512_slli_epi32(_mm512_add_epi32(_mm512_cvttps_epi32(n), _mm512_set1_epi32(127)), 23);
     return _mm512_mul_ps(a, _mm512_castsi512_ps(exponent));
   }
+  static bool has_nan(F a) { return _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q) != 0; }
+  static int32_t narrow(F a, F b, int8_t* to) {
+    const I first = _mm512_cvttps_epi32(a), next = _mm512_cvttps_epi32(b);  // whole numbers: nothing is cut off
+    const __m128i bytes[2] = {_mm512_cvtepi32_epi8(first), _mm512_cvtepi32_epi8(next)};
+    __builtin_memcpy(to, bytes, sizeof bytes);
+    return _mm512_reduce_add_epi32(_mm512_add_epi32(first, next));
+  }
   static F to_float(I a) { return _mm512_cvtepi32_ps(a); }
   static uint32_t greater(F a, F b) { return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ); }
   static F blend(uint32_t mask, F a, F b) { return _mm512_mask_blend_ps(static_cast<__mmask16>(mask), a, b); }

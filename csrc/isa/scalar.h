@@ -104,6 +104,21 @@ struct Isa {
   static F scale2(F a, F n) {
     return map([&](int l) { return a.v[l] * std::bit_cast<float>((static_cast<int32_t>(n.v[l]) + 127) << 23); });
   }
+  static bool has_nan(F a) {
+    bool any = false;
+    for (int l = 0; l < kLanes; ++l) any |= a.v[l] != a.v[l];
+    return any;
+  }
+  // Stores 32 whole numbers of −127 … 127, first those of a, as int8, and gives their sum.
+  static int32_t narrow(F a, F b, int8_t* to) {
+    int32_t sum = 0;
+    for (int l = 0; l < 2 * kLanes; ++l) {
+      const auto value = static_cast<int32_t>(l < kLanes ? a.v[l] : b.v[l - kLanes]);
+      to[l] = static_cast<int8_t>(value);
+      sum += value;
+    }
+    return sum;
+  }
   static F to_float(I a) {
     return map([&](int l) { return static_cast<float>(a.v[l]); });
   }

@@ -41,12 +41,16 @@ struct Activations {
 // Instruction sets without a bf16 product read the rounded rows as f32.
 template <class Isa>
 concept HasFloatDot = requires(typename Isa::F f, const uint16_t* w) { Isa::dot_bf16(f, w, 1.0f, 1.0f); };
-// Instruction sets that unpack a tile once for many rows: nibbles to bytes, bf16 to f32.
+// Instruction sets that unpack a tile once for many rows: nibbles to bytes, bytes to what their product needs of them,
+// bf16 to f32.
 template <class Isa>
 concept HasUnpacked = requires(const uint8_t* w, uint8_t* to) { Isa::unpack_q4(w, to); };
 
-// One unpacked group of nibbles: scales and minimums as f32, then bytes [8][16][4].
-inline constexpr int64_t kUnpackedGroup = 2 * kLanes * 4 + kGroup * kLanes;
+// One unpacked group: scales and minimums as f32, then bytes [8][16][4], for Q8 two of each weight.
+inline constexpr int64_t kUnpackedHead = 2 * kLanes * 4;
+static constexpr int64_t unpacked_bytes(Layout layout) {
+  return kUnpackedHead + kGroup * kLanes * (layout == Layout::kQ8 ? 2 : 1);
+}
 // From this many rows on unpacking pays: it costs about what six rows of one group do.
 inline constexpr int32_t kUnpackRows = 12;
 // Rows that a weight tile meets before the next one: their sums of two tiles are 32 KiB.
@@ -103,7 +107,7 @@ inline constexpr int64_t kPanelInputs = 256;
 // A thread's own memory for a sweep of unpacked tiles: the sums of two, and the tiles with their second terms or a
 // panel.
 static constexpr int64_t sweep_bytes(int64_t k) {
-  const int64_t tiles = 2 * k / kGroup * kUnpackedGroup + SecondTerms::size_bytes(k);
+  const int64_t tiles = 2 * k / kGroup * unpacked_bytes(Layout::kQ8) + SecondTerms::size_bytes(k);
   return 2 * kChunkRows * kLanes * 4 + std::max(tiles, kPanelInputs * kLanes * 4);
 }
 
@@ -129,14 +133,24 @@ static constexpr int64_t num_tiles(int64_t n) { return (n + kLanes - 1) / kLanes
 
 template <class Isa, Layout kLayout>
 void unpack_tile(const uint8_t* tile, int64_t groups, uint8_t* to) {
-  for (int64_t g = 0; g < groups; ++g, tile += group_bytes(kLayout), to += kUnpackedGroup) {
-    constexpr bool kHasMin = kLayout == Layout::kQ4m;
+  constexpr bool kHasMin = kLayout == Layout::kQ4m;
+  for (int64_t g = 0; g < groups; ++g, tile += group_bytes(kLayout), to += unpacked_bytes(kLayout)) {
     const auto* halves = reinterpret_cast<const uint16_t*>(tile);
     auto* floats = reinterpret_cast<float*>(to);
     Isa::store(floats, Isa::load_f16(halves));
     Isa::store(floats + kLanes, kHasMin ? Isa::load_f16(halves + kLanes) : Isa::zero());
-    Isa::unpack_q4(tile + (kHasMin ? 4 : 2) * kLanes, to + 2 * kLanes * 4);
+    const uint8_t* weights = tile + (kHasMin ? 4 : 2) * kLanes;
+    if constexpr (kLayout == Layout::kQ8) Isa::unpack_q8(weights, to + kUnpackedHead);
+    else Isa::unpack_q4(weights, to + kUnpackedHead);
   }
+}
+
+// Integer products of an unpacked group with M rows at q.
+template <class Isa, Layout kLayout, int M>
+[[gnu::always_inline]] inline void unpacked_dots(const uint8_t* group, const int8_t* const (&q)[M],
+                                                 typename Isa::I (&dot)[M]) {
+  if constexpr (kLayout == Layout::kQ8) Isa::template group_s8<M>(group + kUnpackedHead, q, dot);
+  else Isa::template group_u4<M>(group + kUnpackedHead, q, dot);
 }
 
 // acc + the products of sixteen columns with one row over one group: `dot` are the integers, `row_scale` and `offset`
@@ -169,13 +183,13 @@ template <class Isa, Layout kLayout, bool kIsUnpacked, int M>
   using F = typename Isa::F;
   constexpr bool kHasMin = kLayout == Layout::kQ4m;
   const int64_t k = a.k, groups = k / kGroup;
-  const uint8_t* w = tile + g * (kIsUnpacked ? kUnpackedGroup : group_bytes(kLayout));
+  const uint8_t* w = tile + g * (kIsUnpacked ? unpacked_bytes(kLayout) : group_bytes(kLayout));
   typename Isa::I dot[M];
   F scale, min = Isa::zero();
   if constexpr (kIsUnpacked) {
     const int8_t* rows[M];
     for (int m = 0; m < M; ++m) rows[m] = q + m * k;
-    Isa::template group_u4<M>(w + 2 * kLanes * 4, rows, dot);
+    unpacked_dots<Isa, kLayout, M>(w, rows, dot);
     scale = Isa::load(reinterpret_cast<const float*>(w));
     if constexpr (kHasMin) min = Isa::load(reinterpret_cast<const float*>(w) + kLanes);
   } else {
@@ -272,15 +286,15 @@ static inline int32_t chunk_rows(Layout layout, int64_t k) {
   return static_cast<int32_t>(std::clamp<int64_t>(192 * 1024 / row_bytes, 16, kChunkRows) / 8 * 8);
 }
 
-// Whether tiles of this layout are unpacked when many rows meet them: nibbles to bytes, or to panels of f32 where rows
-// are f32 too.
+// Whether tiles of this layout are unpacked when many rows meet them: integers group by group, floats in panels of f32
+// where rows are f32 too.
 template <class Isa, Layout kLayout>
-inline constexpr bool kUnpacksNibbles = HasUnpacked<Isa> && (kLayout == Layout::kQ4 || kLayout == Layout::kQ4m);
+inline constexpr bool kUnpacksIntegers = HasUnpacked<Isa> && is_quantised(kLayout);
 template <class Isa, Layout kLayout>
 inline constexpr bool kUnpacksFloats =
     HasUnpacked<Isa> && (kLayout == Layout::kF16 || (kLayout == Layout::kBf16 && HasFloatDot<Isa>));
 
-// A sweep of one chunk of rows over tiles of nibbles: each tile is unpacked once, and the second terms of all rows are
+// A sweep of one chunk of rows over tiles of integers: each tile is unpacked once, and the second terms of all rows are
 // added group by group, a register tile of rows at a time. Per row and column the order is that of the plain sweep.
 template <class Isa, Layout kLayout, int T>
 class UnpackedSweep {
@@ -289,7 +303,7 @@ class UnpackedSweep {
       : a_(a), first_(first), rows_(stop - first), groups_(a.k / kGroup) {
     uint8_t* at = a.own;
     for (int t = 0; t < T; ++t) sums_[t] = reinterpret_cast<float*>(at), at += kChunkRows * kLanes * 4;
-    for (int t = 0; t < T; ++t) tiles_[t] = at, at += groups_ * kUnpackedGroup;
+    for (int t = 0; t < T; ++t) tiles_[t] = at, at += groups_ * unpacked_bytes(kLayout);
     seconds_ = SecondTerms::place(at, a.k);
     seconds_.template fill<Isa>(a, first, rows_);
   }
@@ -314,7 +328,7 @@ class UnpackedSweep {
   static constexpr int kRows = Isa::kTileRows;
 
   [[gnu::noinline]] void add_seconds(const uint8_t* tile, float* sums) const {
-    for (int64_t g = 0; g < groups_; ++g, tile += kUnpackedGroup) {
+    for (int64_t g = 0; g < groups_; ++g, tile += unpacked_bytes(kLayout)) {
       int32_t i = seconds_.starts[g];
       for (; i + kRows <= seconds_.starts[g + 1]; i += kRows) add_terms<kRows>(tile, i, sums);
       for (; i < seconds_.starts[g + 1]; ++i) add_terms<1>(tile, i, sums);
@@ -326,7 +340,7 @@ class UnpackedSweep {
     const int8_t* q[M];
     for (int m = 0; m < M; ++m) q[m] = seconds_.q8 + (i + m) * kGroup;
     typename Isa::I dot[M];
-    Isa::template group_u4<M>(group + 2 * kLanes * 4, q, dot);
+    unpacked_dots<Isa, kLayout, M>(group, q, dot);
     const auto scale = Isa::load(reinterpret_cast<const float*>(group));
     const auto min = Isa::load(reinterpret_cast<const float*>(group) + kLanes);
     for (int m = 0; m < M; ++m) {
@@ -416,7 +430,7 @@ void sweep_layout(const Weight& w, const Activations& a, int32_t rows, Range uni
   for (int32_t first = 0; first < rows; first += chunk) {
     const int32_t stop = std::min(rows, first + chunk);
     if (stop - first >= kUnpackRows) {
-      if constexpr (kUnpacksNibbles<Isa, kLayout>) {
+      if constexpr (kUnpacksIntegers<Isa, kLayout>) {
         UnpackedSweep<Isa, kLayout, T>(a, first, stop).run(w.data, units, tile_of, emit);
         continue;
       } else if constexpr (kUnpacksFloats<Isa, kLayout>) {

@@ -116,17 +116,6 @@ struct GroupSlot {
   int32_t* sum;
 };
 
-// Stores whole numbers as int8 with their sum.
-static inline int32_t narrow(const float (&whole)[kGroup], int8_t* q) {
-  int32_t total = 0;
-  for (int i = 0; i < kGroup; ++i) {
-    const auto value = static_cast<int32_t>(whole[i]);
-    q[i] = static_cast<int8_t>(value);
-    total += value;
-  }
-  return total;
-}
-
 // One group of 32: q = round(x · 127 / amax), scale = amax / 127, their sum. A group so small that 127 / amax is not
 // finite becomes zeros; one that holds NaN or infinity gets a NaN scale, which spoils every product of the row.
 // With a second slot, what rounding left is quantised again, 254 steps to one. Returns whether it was filled.
@@ -136,27 +125,23 @@ inline bool quantise_group(typename Isa::F low, typename Isa::F high, float amax
   using F = typename Isa::F;
   const F zero = Isa::zero();
   // x · 0 is 0 for every finite x: a maximum may lose a NaN, this cannot.
-  const float poison = Isa::reduce_add(Isa::fma(high, zero, Isa::mul(low, zero)));
+  const bool is_poisoned = Isa::has_nan(Isa::fma(high, zero, Isa::mul(low, zero)));
   const float inverse = 127.0f / amax;
-  if (poison != 0.0f || !std::isfinite(inverse)) {
+  if (is_poisoned || !std::isfinite(inverse)) {
     for (int i = 0; i < kGroup; ++i) to.q[i] = 0;
-    *to.scale = poison != 0.0f ? std::numeric_limits<float>::quiet_NaN() : amax / 127.0f;
+    *to.scale = is_poisoned ? std::numeric_limits<float>::quiet_NaN() : amax / 127.0f;
     *to.sum = 0;
     return false;
   }
   const F factor = Isa::set1(inverse);
   const F x0 = Isa::mul(low, factor), x1 = Isa::mul(high, factor);
   const F q0 = Isa::round(x0), q1 = Isa::round(x1);
-  alignas(kAlign) float whole[kGroup];
-  Isa::store(whole, q0);
-  Isa::store(whole + kLanes, q1);
-  *to.sum = narrow(whole, to.q);
+  *to.sum = Isa::narrow(q0, q1, to.q);
   *to.scale = amax / 127.0f;
   if (!wants_second) return false;
   const F steps = Isa::set1(kSecondSteps);
-  Isa::store(whole, Isa::round(Isa::mul(Isa::sub(x0, q0), steps)));
-  Isa::store(whole + kLanes, Isa::round(Isa::mul(Isa::sub(x1, q1), steps)));
-  *second.sum = narrow(whole, second.q);
+  *second.sum = Isa::narrow(Isa::round(Isa::mul(Isa::sub(x0, q0), steps)),
+                            Isa::round(Isa::mul(Isa::sub(x1, q1), steps)), second.q);
   *second.scale = *to.scale / kSecondSteps;
   return true;
 }

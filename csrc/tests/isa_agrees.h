@@ -73,6 +73,21 @@ struct Agreement {
     }
   }
 
+  void narrowing(Random& random) {
+    float whole[2 * kLanes];
+    for (float& value : whole) value = static_cast<float>(static_cast<int>(random.next() % 255) - 127);
+    int8_t g[2 * kLanes], w[2 * kLanes];
+    const int32_t got = Isa::narrow(Isa::load(whole), Isa::load(whole + kLanes), g);
+    const int32_t want = Ref::narrow(Ref::load(whole), Ref::load(whole + kLanes), w);
+    same("narrow", g, w, sizeof g);
+    same("sum of narrow", &got, &want, sizeof got);
+    const bool is_clean = Isa::has_nan(Isa::load(whole));
+    whole[random.next() % kLanes] = __builtin_nanf("");
+    const bool is_found = Isa::has_nan(Isa::load(whole)), no = false, yes = true;
+    same("has_nan of numbers", &is_clean, &no, sizeof no);
+    same("has_nan", &is_found, &yes, sizeof yes);
+  }
+
   void conversions(Random& random) {
     uint16_t half[kLanes];
     float any[kLanes];
@@ -140,6 +155,7 @@ struct Agreement {
     for (int round = 0; round < 500; ++round) {
       elementwise(random);
       conversions(random);
+      narrowing(random);
       dot(random);
       const bool is_extreme = round % 4 == 0;
       groups<1>(random, is_extreme), groups<2>(random, is_extreme), groups<3>(random, is_extreme);

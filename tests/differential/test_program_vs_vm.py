@@ -308,6 +308,18 @@ def test_any_number_of_rows_gives_the_same_bits(isa: str, rows: int) -> None:
     case.compare(conversation(case, rows).step({0: rows}))
 
 
+@pytest.mark.parametrize("layouts", ["f32", "bf16", "f16", "q8", "q4", "q4m"])
+@pytest.mark.parametrize("isa", ISAS)
+def test_inputs_wider_than_a_panel_give_the_same_bits(isa: str, layouts: str) -> None:
+    """Many rows meet floats in panels of 256 inputs: 288 and 544 are one and two of them and a rest."""
+    wide = {"hidden_size": 288, "intermediate_size": 544, "num_hidden_layers": 1}
+    case = pair(LAYOUTS[layouts], 5, isa, **wide)
+    talk = conversation(case, 5)
+
+    for rows in ({0: 13, 1: 6}, {1: 11}):
+        case.compare(talk.step(rows))
+
+
 @pytest.mark.parametrize("window", [1, 31, 32, 33, 512, 600])
 @pytest.mark.parametrize("isa", ISAS)
 def test_windows_and_slices_of_a_long_context_give_the_same_bits(isa: str, window: int) -> None:
