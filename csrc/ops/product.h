@@ -280,10 +280,12 @@ inline void product_rows(int count, const uint8_t* tile, const Activations& a, i
   if constexpr (M > 1) product_rows<Isa, kLayout, kIsUnpacked, M - 1>(count, tile, a, row, out);
 }
 
-// Rows swept per weight tile: their prepared form stays in L2 beside the tile (192 of at least 512 KiB).
+// Rows swept per weight tile: their prepared form stays in L2 beside the tile (192 of at least 512 KiB). But not below
+// kLeastChunk: reading rows again from the next cache costs less than reading and unpacking tiles again (docs/lab).
+inline constexpr int32_t kLeastChunk = 96;
 static inline int32_t chunk_rows(Layout layout, int64_t k) {
   const int64_t row_bytes = k * (is_plain(layout) ? 4 : layout == Layout::kBf16 ? 2 : 1);
-  return static_cast<int32_t>(std::clamp<int64_t>(192 * 1024 / row_bytes, 16, kChunkRows) / 8 * 8);
+  return static_cast<int32_t>(std::clamp<int64_t>(192 * 1024 / row_bytes, kLeastChunk, kChunkRows) / 8 * 8);
 }
 
 // Whether tiles of this layout are unpacked when many rows meet them: integers group by group, floats in panels of f32
