@@ -44,7 +44,7 @@ int64_t burn_bf16(int64_t rounds) {
 }
 #endif
 
-#if defined(__AVX2__) && !defined(__AVX512VNNI__)
+#if defined(__AVX2__) && !defined(__AVX512VNNI__) && !defined(HEADRACE_EMULATE_AVX512)
 // As the int8 kernels do it: products of pairs, added up in 16 bits.
 template <class Isa>
 int64_t burn_int8(int64_t rounds) {
@@ -78,7 +78,7 @@ int64_t burn(Arithmetic kind, int64_t rounds) {
         for (auto& sum : sums) hide(sum);
         return rounds * kChains * 64 * 2;
       }
-#if defined(__AVX2__) && !defined(__AVX512VNNI__)
+#if defined(__AVX2__) && !defined(__AVX512VNNI__) && !defined(HEADRACE_EMULATE_AVX512)
       return burn_int8<Isa>(rounds);
 #else
       break;
