@@ -10,14 +10,16 @@ from typing import Any
 import aiohttp
 import pytest
 
-NUM_REQUESTS = 500
+# The ordinary run's; `-m slow` asks for 1,000 others.
+NUM_REQUESTS = 200
+NUM_SLOW_REQUESTS = 1000
 _WORDS = ("the", " mill", "🦊", "é", "\n", " water", "漢", "</", "<think>", "{", '"', " a", "مرحبا", "\t", "x" * 20)
 
 
 def make(seed: int, model: str) -> tuple[str, dict[str, Any]]:
     chance = random.Random(seed)
     prompt = "".join(chance.choice(_WORDS) for _ in range(chance.randrange(1, 12)))
-    stops = ["".join(chance.choice("etaoinsr hl") for _ in range(chance.randrange(1, 3))) for _ in range(2)]
+    stops = ["".join(chance.choice("etaoinsr hlé漢🦊\n") for _ in range(chance.randrange(1, 4))) for _ in range(2)]
     body: dict[str, Any] = {
         "model": model,
         "max_tokens": chance.randrange(1, 60),
@@ -28,6 +30,8 @@ def make(seed: int, model: str) -> tuple[str, dict[str, Any]]:
         "skip_special_tokens": chance.random() < 0.8,
         "n": chance.choice((1, 1, 2)),
         "ignore_eos": chance.random() < 0.5,
+        "return_token_ids": chance.random() < 0.3,
+        "bad_words": chance.choice((None, None, ["e", "the"])),
     }
     if chance.random() < 0.5:
         body |= {"messages": [{"role": "user", "content": prompt}], "logprobs": chance.random() < 0.3}
@@ -46,6 +50,17 @@ def parts(choice: dict[str, Any]) -> tuple[str, list[Any]]:
 
 @pytest.mark.timeout(600)
 async def test_streams_join_to_whole_answers(server: Any) -> None:
+    await compare(server, range(NUM_REQUESTS))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+async def test_a_thousand_streams_join_to_whole_answers(server: Any) -> None:
+    await compare(server, range(10_000, 10_000 + NUM_SLOW_REQUESTS))
+
+
+async def compare(server: Any, seeds: range) -> None:
+    """Asks for each seed's answer whole and streamed."""
     room = asyncio.Semaphore(8)
 
     async with aiohttp.ClientSession() as session:
@@ -68,6 +83,8 @@ async def test_streams_join_to_whole_answers(server: Any) -> None:
                 assert "".join(parts(part)[0] for part in mine) == text, body
                 assert [entry for part in mine for entry in parts(part)[1]] == logprobs, body
                 assert [part["finish_reason"] for part in mine][-1] == choice["finish_reason"], body
+                ids = [token for part in mine for token in part.get("token_ids", [])]
+                assert ids == (choice["token_ids"] or []), body
                 for stop in body["stop"] or []:
                     echoed = len(body.get("prompt", "")) if body.get("echo") else 0
                     found = text[echoed:].find(stop)
@@ -75,4 +92,4 @@ async def test_streams_join_to_whole_answers(server: Any) -> None:
             totals = ("prompt_tokens", "completion_tokens", "total_tokens")
             assert [chunks[-1]["usage"][name] for name in totals] == [whole["usage"][name] for name in totals], body
 
-        await asyncio.gather(*(one(seed) for seed in range(NUM_REQUESTS)))
+        await asyncio.gather(*(one(seed) for seed in seeds))
