@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import math
 import os
-import platform
 import signal
 import socket
 import sys
@@ -22,13 +21,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-import headrace
 from headrace.base.errors import ConfigError, MachineError
 from headrace.bench.arrivals import arrival_times, check_settings
 from headrace.bench.connection import parse_target
+from headrace.bench.environment import read_environment
 from headrace.bench.lag import summarize_lags
 from headrace.bench.link import Cut, Done, Go, NoMore, Pulse, Ready, Setup, ToSender, Work, encode, read_from_sender
-from headrace.bench.records import SCHEMA, Environment, Overhead, Run, RunStart, RunWriter, Settings
+from headrace.bench.records import SCHEMA, Overhead, Run, RunStart, RunWriter, Settings
 from headrace.bench.sample import Sample
 from headrace.bench.talk import Wire
 
@@ -174,7 +173,7 @@ class _Load:
     async def run(self) -> Run:
         settings = self._settings
         loop = asyncio.get_running_loop()
-        environment = _environment()
+        environment = read_environment()
         tasks: list[asyncio.Task[None]] = []
         try:
             await self._start_senders(choose_processes(settings))
@@ -409,23 +408,3 @@ def _trace_time(sample: Sample, settings: Settings) -> float:
     if sample.at_s is None:
         raise ConfigError(f"--arrivals trace: the sample of line {sample.line} has no time of its own")
     return sample.at_s / settings.trace_speed
-
-
-def _environment() -> Environment:
-    return Environment(
-        headrace=headrace.__version__,
-        python=platform.python_version(),
-        system=f"{platform.system()} {platform.release()}",
-        cpu=_cpu_name(),
-        num_cpus=os.cpu_count() or 1,
-        load_average=round(os.getloadavg()[0], 2),
-    )
-
-
-def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()

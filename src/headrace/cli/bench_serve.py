@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from headrace.bench.workload import FileWorkload, MadeUpWorkload
 
 _MAX_BAD_TOLD = 10
+_LOAD = "How to load"
+_DATA = "What to send"
+_REQUEST = "Each request"
+_RESULT = "The result"
 
 
 class OperationName(StrEnum):
@@ -54,66 +58,126 @@ def serve(
     test_file: Annotated[
         Path | None,
         typer.Option(
-            help="Requests to send: OpenAI lines, ShareGPT, traces; without it they are made up.", metavar="FILE"
+            help="Requests to send: OpenAI lines, ShareGPT, traces; without it they are made up.",
+            metavar="FILE",
+            rich_help_panel=_DATA,
         ),
     ] = None,
     concurrency: Annotated[
-        int | None, typer.Option(help="Closed loop: keep so many requests under way; default: 1.", min=1, metavar="N")
+        int | None,
+        typer.Option(
+            help="Closed loop: keep so many requests under way; default: 1.", min=1, metavar="N", rich_help_panel=_LOAD
+        ),
     ] = None,
     rate: Annotated[
-        float | None, typer.Option(help="Open loop: send so many a second, whatever the server does.", metavar="R")
+        float | None,
+        typer.Option(
+            help="Open loop: send so many a second, whatever the server does.", metavar="R", rich_help_panel=_LOAD
+        ),
     ] = None,
-    arrivals: Annotated[ArrivalName, typer.Option(help="How an open loop spaces its requests.")] = ArrivalName.POISSON,
+    arrivals: Annotated[
+        ArrivalName, typer.Option(help="How an open loop spaces its requests.", rich_help_panel=_LOAD)
+    ] = ArrivalName.POISSON,
     ramp_to: Annotated[
-        float | None, typer.Option(help="With --arrivals ramp: the rate at the end of --duration.", metavar="R")
+        float | None,
+        typer.Option(
+            help="With --arrivals ramp: the rate at the end of --duration.", metavar="R", rich_help_panel=_LOAD
+        ),
     ] = None,
-    trace_speed: Annotated[float, typer.Option(help="Play a trace so many times faster.")] = 1.0,
+    trace_speed: Annotated[float, typer.Option(help="Play a trace so many times faster.", rich_help_panel=_LOAD)] = 1.0,
     num_requests: Annotated[
-        int | None, typer.Option(help="Requests to measure; default: the file once, else 100.", min=1, metavar="N")
+        int | None,
+        typer.Option(
+            help="Requests to measure; default: the file once, else 100.", min=1, metavar="N", rich_help_panel=_LOAD
+        ),
     ] = None,
     duration: Annotated[
-        float | None, typer.Option(help="Seconds to send for; answers under way are waited for.", metavar="S")
+        float | None,
+        typer.Option(help="Seconds to send for; answers under way are waited for.", metavar="S", rich_help_panel=_LOAD),
     ] = None,
-    warmup: Annotated[str, typer.Option(help="Left out of all figures: 50 requests, or 10s.", metavar="N|Ns")] = "0",
-    model: Annotated[str | None, typer.Option(help="Its name in requests; default: the server's first.")] = None,
-    operation: Annotated[OperationName, typer.Option(help="What made-up requests ask for.")] = OperationName.CHAT,
+    warmup: Annotated[
+        str, typer.Option(help="Left out of all figures: 50 requests, or 10s.", metavar="N|Ns", rich_help_panel=_LOAD)
+    ] = "0",
+    model: Annotated[
+        str | None, typer.Option(help="Its name in requests; default: the server's first.", rich_help_panel=_REQUEST)
+    ] = None,
+    operation: Annotated[
+        OperationName, typer.Option(help="What made-up requests ask for.", rich_help_panel=_DATA)
+    ] = OperationName.CHAT,
     prompt_tokens: Annotated[
-        str, typer.Option(help="Of made-up prompts: 512, uniform:LOW:HIGH or lognormal:MEDIAN:SIGMA.", metavar="NUMBER")
+        str,
+        typer.Option(
+            help="Of made-up prompts: 512, uniform:LOW:HIGH or lognormal:MEDIAN:SIGMA.",
+            metavar="NUMBER",
+            rich_help_panel=_DATA,
+        ),
     ] = "256",
     output_tokens: Annotated[
-        str, typer.Option(help="Asked for by made-up requests (max_tokens), written alike.", metavar="NUMBER")
+        str,
+        typer.Option(
+            help="Asked for by made-up requests (max_tokens), written alike.", metavar="NUMBER", rich_help_panel=_DATA
+        ),
     ] = "128",
-    prefix_tokens: Annotated[int, typer.Option(help="That all made-up prompts begin with.", min=0, metavar="N")] = 0,
+    prefix_tokens: Annotated[
+        int, typer.Option(help="That all made-up prompts begin with.", min=0, metavar="N", rich_help_panel=_DATA)
+    ] = 0,
     ignore_eos: Annotated[
-        bool, typer.Option("--ignore-eos", help="Have made-up requests answered at full length (our server, vLLM).")
+        bool,
+        typer.Option(
+            "--ignore-eos",
+            help="Have made-up requests answered at full length (our server, vLLM).",
+            rich_help_panel=_DATA,
+        ),
     ] = False,
-    no_stream: Annotated[bool, typer.Option("--no-stream", help="Ask for whole answers.")] = False,
+    no_stream: Annotated[
+        bool, typer.Option("--no-stream", help="Ask for whole answers.", rich_help_panel=_REQUEST)
+    ] = False,
     body: Annotated[
         list[str] | None,
-        typer.Option(help="A field for every request: temperature=0; repeatable.", metavar="NAME=JSON"),
+        typer.Option(
+            help="A field for every request: temperature=0; repeatable.", metavar="NAME=JSON", rich_help_panel=_REQUEST
+        ),
     ] = None,
     header: Annotated[
-        list[str] | None, typer.Option(help="A header for every request; repeatable.", metavar="NAME: VALUE")
+        list[str] | None,
+        typer.Option(help="A header for every request; repeatable.", metavar="NAME: VALUE", rich_help_panel=_REQUEST),
     ] = None,
     key_env: Annotated[
-        str, typer.Option(help="Environment variable that holds the key, if it is set.", metavar="NAME")
+        str,
+        typer.Option(
+            help="Environment variable that holds the key, if it is set.", metavar="NAME", rich_help_panel=_REQUEST
+        ),
     ] = "HEADRACE_API_KEY",
     tokenizer: Annotated[
         Path | None,
-        typer.Option(help="Model folder to count tokens with, beside the server's own counts.", metavar="FOLDER"),
+        typer.Option(
+            help="Model folder to count tokens with, beside the server's own counts.",
+            metavar="FOLDER",
+            rich_help_panel=_RESULT,
+        ),
     ] = None,
-    timeout: Annotated[float, typer.Option(help="Seconds for a whole answer.", metavar="S")] = 600.0,
-    connect_timeout: Annotated[float, typer.Option(help="Seconds for a connection.", metavar="S")] = 10.0,
+    timeout: Annotated[
+        float, typer.Option(help="Seconds for a whole answer.", metavar="S", rich_help_panel=_REQUEST)
+    ] = 600.0,
+    connect_timeout: Annotated[
+        float, typer.Option(help="Seconds for a connection.", metavar="S", rich_help_panel=_REQUEST)
+    ] = 10.0,
     processes: Annotated[
-        int | None, typer.Option(help="That send; default: as many as the load needs.", min=1, max=256, metavar="N")
+        int | None,
+        typer.Option(
+            help="That send; default: as many as the load needs.", min=1, max=256, metavar="N", rich_help_panel=_REQUEST
+        ),
     ] = None,
     on_bad: Annotated[
-        OnBadName, typer.Option(help="What a line of the file does that is no request.")
+        OnBadName, typer.Option(help="What a line of the file does that is no request.", rich_help_panel=_DATA)
     ] = OnBadName.SKIP,
     max_error_ratio: Annotated[
-        float, typer.Option(help="Share of requests that may fail before the exit code is 1.", min=0, max=1)
+        float,
+        typer.Option(
+            help="Share of requests that may fail before the exit code is 1.", min=0, max=1, rich_help_panel=_RESULT
+        ),
     ] = 0.0,
-    seed: Annotated[int, typer.Option(help="Of arrivals and made-up prompts.", min=0)] = 0,
+    seed: Annotated[int, typer.Option(help="Of arrivals and made-up prompts.", min=0, rich_help_panel=_DATA)] = 0,
     slo: SloOption = None,
     output: OutputOption = None,
     as_json: JsonOption = False,
