@@ -248,8 +248,10 @@ def _marks(marks: Sequence[Mark], x_scale: _Scale, top: float) -> list[str]:
 def _line(line: Series, index: int, x_scale: _Scale, y_scale: _Scale) -> list[str]:
     path: list[str] = []
     dots: list[tuple[float, float]] = []
+    alone: list[tuple[float, float]] = []  # a point without neighbours would leave no stroke
     is_down = False
-    for at, value in line.points:
+    values = [None, *(value for _, value in line.points), None]
+    for place, (at, value) in enumerate(line.points):
         if value is None:
             is_down = False
             continue
@@ -259,11 +261,11 @@ def _line(line: Series, index: int, x_scale: _Scale, y_scale: _Scale) -> list[st
         else:
             path.append(f"{'L' if is_down else 'M'}{px:.1f} {py:.1f}")
         dots.append((px, py))
+        if values[place] is None and values[place + 2] is None:
+            alone.append((px, py))
         is_down = True
     body = [f'<path d="{"".join(path)}" stroke-linejoin="round" {_style(index)}/>']
-    if len(dots) <= _MARKED_POINTS:
-        body += [_marker(index, px, py) for px, py in dots]
-    return body
+    return body + [_marker(index, px, py) for px, py in (dots if len(dots) <= _MARKED_POINTS else alone)]
 
 
 def _marker(index: int, x: float, y: float) -> str:

@@ -26,7 +26,10 @@ from headrace.bench.summary import (
     Throughput,
 )
 
-_NUM_SLICES: Final = 120
+_MAX_SLICES: Final = 120
+_LEAST_SLICES: Final = 8
+_SLICE_REQUESTS: Final = 8
+"""A slice of the run has about so many requests at least, else its percentiles are one request each."""
 _CDF: Final = np.linspace(0, 1, 201)
 
 
@@ -42,7 +45,9 @@ def summarize(run: Run, objectives: tuple[Limit, ...] = (), *, seed: int = 0) ->
     start_s = end.measured_from_s if end else gathered.first_scheduled_s
     stop_s = max(gathered.last_ended_s, start_s)
     measured_s = stop_s - start_s
-    slice_s = measured_s / _NUM_SLICES if measured_s > 0 else 1.0
+    num_measured = gathered.num_good + gathered.num_failed
+    num_slices = min(_MAX_SLICES, max(_LEAST_SLICES, num_measured // _SLICE_REQUESTS))
+    slice_s = measured_s / num_slices if measured_s > 0 else 1.0
     latency = _latencies(gathered, seed)
     overhead = end.overhead if end else None
     return Summary(
@@ -64,7 +69,7 @@ def summarize(run: Run, objectives: tuple[Limit, ...] = (), *, seed: int = 0) ->
         errors=_errors(gathered),
         finish_reasons=dict(gathered.finish_reasons.most_common()),
         slice_s=slice_s,
-        slices=_slices(gathered, start_s, slice_s),
+        slices=_slices(gathered, start_s, slice_s, num_slices),
         notes=(*_notes(run, gathered, latency), *(end.notes if end else ())),
     )
 
@@ -152,21 +157,21 @@ def _errors(gathered: Gathered) -> tuple[ErrorCount, ...]:
     )
 
 
-def _slices(gathered: Gathered, start_s: float, slice_s: float) -> tuple[Slice, ...]:
+def _slices(gathered: Gathered, start_s: float, slice_s: float, num_slices: int) -> tuple[Slice, ...]:
     def place(moments_s: Floats) -> Counts:
-        return np.clip((moments_s - start_s) / slice_s, 0, _NUM_SLICES - 1).astype(np.int64)
+        return np.clip((moments_s - start_s) / slice_s, 0, num_slices - 1).astype(np.int64)
 
     ended = np.asarray(gathered.ended_s, np.float64)
     at = place(ended)
     e2e = np.asarray(gathered.values.get("e2e", ()), np.float64)
     ttft = np.asarray(gathered.ttft_s, np.float64)
-    failed = np.bincount(place(np.asarray(gathered.failed_s, np.float64)), minlength=_NUM_SLICES)
+    failed = np.bincount(place(np.asarray(gathered.failed_s, np.float64)), minlength=num_slices)
     token_s, tokens = gathered.token_times()
-    tokens_at = np.bincount(place(token_s), weights=tokens, minlength=_NUM_SLICES)
+    tokens_at = np.bincount(place(token_s), weights=tokens, minlength=num_slices)
     spans = np.asarray(gathered.spans_s, np.float64).reshape(-1, 2)
     begun, over = np.sort(spans[:, 0]), np.sort(spans[:, 1])
     found = []
-    for index in range(_NUM_SLICES):
+    for index in range(num_slices):
         here = at == index
         middle_s = start_s + (index + 0.5) * slice_s
         times = [_middle_and_tail(values[here]) for values in (ttft, e2e)]

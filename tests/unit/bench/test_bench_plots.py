@@ -117,3 +117,11 @@ def test_charts_speak_and_escape() -> None:
     assert (root.findtext(f"{SVG}title"), root.findtext(f"{SVG}desc")) == ("a < b", "c & d")
     assert "<s>" in [text for text, _ in words(svg)]
     assert unescape("&lt;s&gt;") == "<s>"
+
+
+def test_a_point_without_neighbours_is_marked_however_many_others_there_are() -> None:
+    points = [(float(index), None if index in (50, 52) else 1.0) for index in range(100)]
+
+    svg = line_chart("t", "d", [Series("s", points)], Axis("x"), Axis("y"))
+
+    assert svg.count("<circle") == 1

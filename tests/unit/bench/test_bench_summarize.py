@@ -156,3 +156,10 @@ def test_a_summary_survives_its_json_form(runs: Any) -> None:
     found = summarize(runs.run(exchanges), parse_slo("e2e=3s"))
 
     assert msgspec.json.decode(msgspec.json.encode(found), type=type(found)) == found
+
+
+@pytest.mark.parametrize(("num", "slices"), [(1, 8), (400, 50), (3000, 120)])
+def test_slices_of_a_run_hold_enough_requests_for_a_percentile(runs: Any, num: int, slices: int) -> None:
+    exchanges = [runs.exchange(index, scheduled_s=index * 0.1, ended_s=index * 0.1 + 2.3) for index in range(num)]
+
+    assert len(summarize(runs.run(exchanges)).slices) == slices
