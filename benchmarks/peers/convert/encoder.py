@@ -6,6 +6,7 @@ Token ids go in, the pooled and normalised vector comes out.
 import sys
 from pathlib import Path
 
+import onnxruntime
 import torch
 from onnxruntime.quantization import QuantType, quantize_dynamic
 from transformers import AutoModel
@@ -26,16 +27,24 @@ class Pooled(torch.nn.Module):
         return torch.nn.functional.normalize((hidden * mask).sum(1) / mask.sum(1).clamp(min=1e-9), dim=-1)
 
 
-texts, tokens = torch.export.Dim("texts"), torch.export.Dim("tokens", max=512)
-example = torch.ones(2, 16, dtype=torch.long)
-shapes = {0: texts, 1: tokens}
+# Two tensors: of one tensor given twice the export makes one input, and the ids would be the mask.
+ids, mask = torch.randint(1000, 30000, (2, 16)), torch.ones(2, 16, dtype=torch.long)
+shape = {0: torch.export.Dim("texts"), 1: torch.export.Dim("tokens", max=512)}
 torch.onnx.export(
-    Pooled(),
-    (example, example),
+    Pooled().eval(),
+    (ids, mask),
     str(folder / "fp32.onnx"),
     input_names=["input_ids", "attention_mask"],
     output_names=["vector"],
-    dynamic_shapes={"input_ids": shapes, "attention_mask": shapes},
+    dynamic_shapes={"input_ids": shape, "attention_mask": shape},
     dynamo=True,
 )
+ids = torch.randint(1000, 30000, (3, 40))
+with torch.inference_mode():
+    wanted = Pooled().eval()(ids, torch.ones_like(ids)).numpy()
+session = onnxruntime.InferenceSession(str(folder / "fp32.onnx"), providers=["CPUExecutionProvider"])
+(found,) = session.run(None, {"input_ids": ids.numpy(), "attention_mask": torch.ones_like(ids).numpy()})
+least = float((found * wanted).sum(axis=1).min())
+if least < 0.9999:
+    sys.exit(f"the exported model is another one: cosine {least:.4f}")
 quantize_dynamic(str(folder / "fp32.onnx"), str(folder / "int8.onnx"), weight_type=QuantType.QInt8)

@@ -99,10 +99,12 @@ class Served:
             response = connection.getresponse()
             if response.status != 200:
                 raise CellError(f"status {response.status}: {response.read(300).decode(errors='replace')}")
-            lines = ((monotonic(), line) for line in response)
-            times = [at_s for at_s, line in lines if b'"text":' in line]
+            lines = [(monotonic(), line) for line in response]
         finally:
             connection.close()
+        times = [at_s for at_s, line in lines if b'"text":' in line]
+        if len(times) < 2 or not any(line.startswith(b"data: [DONE]") for _, line in lines):
+            raise CellError(f"the stream ended early: {b' '.join(line for _, line in lines)[-300:]!r}")
         return cell.output_tokens / (times[-1] - times[0])
 
     def _clients(self, cell: Cell) -> float:
