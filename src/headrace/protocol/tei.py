@@ -118,13 +118,16 @@ def embed_body(request: EmbeddingRequest, vectors: Sequence[bytes], width: int) 
 
     Of ``/similarity`` it is the cosines of the first vector and each of the others.
     """
-    rows = [values_of(vector) for vector in vectors]
     if request.is_similarity:
-        first = rows[0]
-        return _encode([sum(a * b for a, b in zip(first, row, strict=True)) for row in rows[1:]])
-    if request.is_by_token:
-        return _encode([[row[at : at + width] for at in range(0, len(row), width)] for row in rows])
-    return _encode(rows)
+        first = values_of(vectors[0])
+        return _encode([sum(a * b for a, b in zip(first, values_of(row), strict=True)) for row in vectors[1:]])
+    return _encode([msgspec.Raw(_encode(_shaped(request, values_of(vector), width))) for vector in vectors])
+
+
+def _shaped(request: EmbeddingRequest, values: list[float], width: int) -> list[float] | list[list[float]]:
+    if not request.is_by_token:
+        return values
+    return [values[at : at + width] for at in range(0, len(values), width)]
 
 
 def predict_body(request: ClassifyRequest, results: Sequence[bytes], labels: Sequence[str]) -> bytes:
