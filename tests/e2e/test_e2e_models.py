@@ -115,10 +115,12 @@ def test_settings_are_shown_and_checked_with_the_parts_of_the_machine(tmp_path: 
     file = write_config(tmp_path)
 
     def run(*arguments: str) -> Any:
-        command = [sys.executable, "-m", "headrace", "config", *arguments, "--config", str(file), "--json"]
-        return json.loads(subprocess.run(command, capture_output=True, timeout=PATIENCE_S, check=True).stdout)
+        command = [sys.executable, "-m", "headrace", *arguments, "--config", str(file), "--json"]
+        done = subprocess.run(command, capture_output=True, timeout=PATIENCE_S, check=arguments[0] == "config")
+        return json.loads(done.stdout)
 
-    shown, checked = run("show"), run("check")
+    shown, checked = run("config", "show"), run("config", "check")
+    examined = run("doctor")
 
     own = shown["models"]["tests/talk"]
     assert own["inference_engine.thread_share"] == {"value": 2.0, "origin": f"{file}:1"}
@@ -131,6 +133,8 @@ def test_settings_are_shown_and_checked_with_the_parts_of_the_machine(tmp_path: 
     assert [model["names"] for model in checked["models"]] == [["tests/talk", "talk"], ["tests/vectors"]]
     assert all(model["memory_bytes"] > 64 * 2**20 for model in checked["models"])
     assert checked["is_model_checked"]
+    assert [model["names"] for model in examined["models"]] == [["tests/talk", "talk"], ["tests/vectors"]]
+    assert [model["thread_share"] for model in examined["models"]] == [2, 1]
 
 
 def test_under_mixed_load_each_has_its_share_and_answers_as_alone() -> None:

@@ -50,18 +50,13 @@ def check(config: ConfigOption = None, as_json: JsonOption = False) -> None:
 
     Of several models it says what part of the memory and the threads each gets.
     """
-    from headrace.cli.deployment import agree, find_model, share_memory
+    from headrace.cli.deployment import find_models
 
     loaded = load_settings(config, {})
-    names: dict[str | None, Config] = dict(loaded.models.items()) or {None: loaded}
-    found = {name: path for name, own in names.items() if (path := find_model(own)) is not None}
-    missing = [name for name in names if name not in found]
-    models = [agree(names[name], path, name) for name, path in found.items()]
-    if loaded.models and not missing:
-        models = share_memory(models)
+    models, missing = find_models(loaded)
     warnings = [
-        (key if name is None else f"models.{name}.{key}", message)
-        for name, model in zip(found, models, strict=True)
+        (f"models.{model.names[0]}.{key}" if loaded.models else key, message)
+        for model in models
         for key, message in model.resolved.warnings
     ]
     if as_json:
@@ -69,7 +64,7 @@ def check(config: ConfigOption = None, as_json: JsonOption = False) -> None:
             {
                 "is_good": True,
                 "is_model_checked": not missing,
-                "models": [_plan(model) for model in models],
+                "models": [model_plan(model) for model in models],
                 "warnings": [{"key": key, "message": message} for key, message in warnings],
             }
         )
@@ -81,12 +76,13 @@ def check(config: ConfigOption = None, as_json: JsonOption = False) -> None:
     if not missing:
         typer.echo("the settings are good")
     elif loaded.models:
-        typer.echo(f"the settings are good; not here to be checked: {', '.join(str(name) for name in missing)}")
+        typer.echo(f"the settings are good; not here to be checked: {', '.join(missing)}")
     else:
         typer.echo("the settings are good; the model is not here to check them against")
 
 
-def _plan(model: Model) -> dict[str, object]:
+def model_plan(model: Model) -> dict[str, object]:
+    """Gives what a model gets of this machine, for JSON."""
     return {
         "names": model.names,
         "kind": model.kind,

@@ -49,6 +49,21 @@ def resolve_model(settings: Config, name: str | None = None) -> Model:
     return model
 
 
+def find_models(settings: Config) -> tuple[list[Model], list[str]]:
+    """Gives those of the settings' models that are on this machine, and the names of the others.
+
+    Several get their parts of the memory when all are here: what one is that is not, nobody knows.
+
+    Raises:
+        ConfigError, ModelError: as ``resolve_models``.
+    """
+    names: dict[str | None, Config] = dict(settings.models.items()) or {None: settings}
+    found = {name: path for name, own in names.items() if (path := find_model(own)) is not None}
+    models = [agree(names[name], path, name) for name, path in found.items()]
+    missing = [name or "the model" for name in names if name not in found]
+    return (share_memory(models) if settings.models and not missing else models), missing
+
+
 def agree(settings: Config, path: Path, name: str | None = None) -> Model:
     """Gives the model at ``path`` with what its settings come to.
 

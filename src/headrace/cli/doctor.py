@@ -10,22 +10,40 @@ from headrace.cli.output import JsonOption, print_json, print_table
 from headrace.cli.settings import ConfigOption, load_settings
 
 if TYPE_CHECKING:
+    from headrace.fleet.server import Model
     from headrace.plan.doctor import Report
 
 
 def doctor(config: ConfigOption = None, as_json: JsonOption = False) -> None:
     """Examine this machine: CPU, kernels per instruction, bandwidth, memory, limits; what is wrong and what to do.
 
+    Where the settings have several models, also what each gets of the machine, or why they do not fit.
+
     Exit code 1 when something keeps Headrace from working as it should.
     """
-    import headrace
-    from headrace.plan.doctor import examine
+    import msgspec
 
-    settings = load_settings(config, {}).inference_engine
+    import headrace
+    from headrace.base.errors import HeadraceError
+    from headrace.cli.config import model_plan, print_memory
+    from headrace.cli.deployment import find_models
+    from headrace.plan.doctor import Problem, Severity, examine
+
+    loaded = load_settings(config, {})
+    settings = loaded.inference_engine
     report = examine(version=headrace.__version__, isa_setting=settings.isa, threads=settings.threads)
+    models: list[Model] = []
+    if loaded.models:
+        try:
+            models, _ = find_models(loaded)
+        except HeadraceError as error:
+            problem = Problem(Severity.BAD, error.message, error.hint or "correct models in the settings")
+            report = msgspec.structs.replace(report, problems=[*report.problems, problem])
     if as_json:
-        print_json(report)
+        print_json({**msgspec.to_builtins(report), "models": [model_plan(model) for model in models]})
     else:
+        if models:
+            print_memory(models)
         _print_report(report)
     if not report.is_good:
         raise typer.Exit(1)
