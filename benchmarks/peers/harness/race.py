@@ -8,6 +8,7 @@ from harness.cells import CELLS, Cell, Kind
 from harness.contender import Contender
 from harness.engines import OURS
 from harness.results import Results
+from harness.table import SAME_BITS
 
 NEAR = 0.7
 """A peer is measured again while its median is within this share of the best peer's."""
@@ -24,7 +25,10 @@ class Race:
         self._results = results
 
     def is_near(self, model: str, cell: Cell, contender: Contender) -> bool:
-        """Whether it counts in the cell: ours always; a peer until it was measured, and while it is near the best."""
+        """Whether it counts in the cell: ours always; a peer until it was measured, and while it is near the best.
+
+        The best of the peers with our bits or more, or with fewer, as its own are: the table needs both.
+        """
         medians = self._medians(model, cell)
         mine = (contender.engine, contender.format)
         if contender.engine == OURS or mine not in medians:
@@ -32,7 +36,17 @@ class Race:
         value = medians[mine]
         if value is None:
             return False
-        peers = [other for (engine, _), other in medians.items() if engine != OURS and other is not None]
+        bits = {(entry.engine, entry.format): entry.bits for entry in self._results.entries if entry.model == model}
+        ours = min((found for (engine, _), found in bits.items() if engine == OURS), default=0.0)
+
+        def is_small(key: tuple[str, str]) -> bool:
+            return bits.get(key, 0.0) <= ours - SAME_BITS
+
+        peers = [
+            other
+            for key, other in medians.items()
+            if key[0] != OURS and other is not None and is_small(key) == is_small(mine)
+        ]
         if cell.is_less_better:
             return value * NEAR <= min(peers)
         return value >= NEAR * max(peers)

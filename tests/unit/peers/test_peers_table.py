@@ -17,7 +17,7 @@ from harness.table import boundary_of, mode_of, rows, verdicts
 DECODE = CELLS[SMALL][0]
 START = next(cell for cell in CELLS[SMALL] if cell.kind is Kind.START)
 SLOW, FAST = 40e9, 80e9
-NAMES = (("headrace", "Q4_1"), ("b", "int8"), ("c", "int4"), ("d", "fp32"), ("e", "new"))
+NAMES = (("headrace", "Q4_1"), ("b", "int8"), ("c", "int4"), ("d", "fp32"), ("e", "new"), ("f", "int8"))
 
 
 def sample(engine: str, form: str, number: int, value: float | None, cell: Cell = DECODE, at: float = SLOW) -> Sample:
@@ -117,13 +117,16 @@ def test_a_shrunk_cell_keeps_what_it_needs_to_run() -> None:
 
 
 def test_a_peer_far_behind_sits_out_and_a_new_one_is_measured() -> None:
-    race = Race(results())
     peers = {name: LlamaCpp(form, Path("programs"), Path(__file__), 2, {}) for name, form in NAMES}
     for name, peer in peers.items():
         peer.engine = name
 
+    found = results()
+    found.remember(Entry(SMALL, "f", "int8", 8.5))
+    found.samples.append(sample("f", "int8", 0, 40.0))
+    race = Race(found)
     near = {name: race.is_near(SMALL, DECODE, peer) for name, peer in peers.items()}
 
-    # b made 45 % of what c made, d failed, e is new; ours always runs.
-    assert near == {"headrace": True, "b": False, "c": True, "d": False, "e": True}
+    # b is the best of its size though c is faster, f far behind it; d failed, e is new; ours always runs.
+    assert near == {"headrace": True, "b": True, "c": True, "d": False, "e": True, "f": False}
     assert race.rank(SMALL, peers["c"]) > race.rank(SMALL, peers["b"])
