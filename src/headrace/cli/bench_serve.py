@@ -340,13 +340,17 @@ def make_workload(
     is_repeated: bool,
 ) -> FileWorkload | MadeUpWorkload:
     """Gives what is to be sent; bad lines of a file are told on stderr, the first of them by number and reason."""
-    from headrace.bench.counting import TokenCounter
     from headrace.bench.prompts import PromptMaker
     from headrace.bench.sources import OnBad
     from headrace.bench.spread import parse_spread
     from headrace.bench.workload import FileWorkload, MadeUpWorkload
 
-    prompts = PromptMaker(None, TokenCounter(tokenizer).tokenizer if tokenizer is not None else None)
+    counter = None
+    if tokenizer is not None:
+        from headrace.bench.counting import TokenCounter  # loads a library that few runs need
+
+        counter = TokenCounter(tokenizer).tokenizer
+    prompts = PromptMaker(None, counter)
     if test_file is not None:
         return FileWorkload(
             test_file,
