@@ -22,6 +22,18 @@ from judging.environment import python_with, source_of
 GUIDELLM = ("torch==2.13.0", "guidellm==0.8.1")
 AIPERF = ("aiperf==0.13.0",)
 VLLM_VERSION = "0.33.0"
+# What its bench imports, of vLLM's own list; torch and transformers as guidellm brings them.
+VLLM = (
+    *GUIDELLM, "aiohttp", "anthropic", "blake3", "cachetools", "cbor2", "cloudpickle", "compressed-tensors", "depyf",
+    "diskcache", "einops", "fastapi", "gguf", "ijson", "lark", "llguidance", "mcp", "mistral_common", "msgspec",
+    "openai", "openai-harmony", "outlines_core", "pandas", "partial-json-parser", "pillow", "prometheus_client",
+    "prometheus-fastapi-instrumentator", "py-cpuinfo", "pybase64", "python-json-logger", "pyzmq", "regex",
+    "sentencepiece", "setproctitle", "six", "tiktoken", "watchfiles", "xgrammar",
+)  # fmt: skip
+VLLM_MAIN = (
+    "import argparse; from vllm.benchmarks.serve import add_cli_args, main; "
+    "parser = argparse.ArgumentParser(); add_cli_args(parser); main(parser.parse_args())"
+)
 PROMPT = "one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen"
 
 
@@ -140,7 +152,7 @@ def aiperf(url: str, load: Load, folder: Path) -> Reading:
 def vllm(url: str, load: Load, folder: Path) -> Reading:
     """`vllm bench serve` from its source distribution; its ITL is each gap."""
     source = source_of("vllm", VLLM_VERSION, "vllm")
-    command = [str(python_with("bench-guidellm", GUIDELLM)), "-m", "vllm.entrypoints.cli.main", "bench", "serve"]
+    command = [str(python_with("bench-vllm", VLLM)), "-c", VLLM_MAIN]
     command += ["--backend", "openai-chat", "--base-url", url, "--endpoint", "/v1/chat/completions", "--model", "mock"]
     command += ["--tokenizer", str(load.tokenizer), "--dataset-name", "random", "--random-input-len", "16"]
     command += ["--random-output-len", str(load.tokens), "--num-prompts", str(load.num_requests)]
