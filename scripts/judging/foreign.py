@@ -3,7 +3,7 @@
 A line of a list is ``test id | what makes it foreign``. An id is a whole file (which is not run at all), a test with
 all its parameters, or one parametrised test. What makes it foreign begins with one of ``KINDS`` and names the thing.
 A listed test is run all the same, but for unit tests of that server's own code (``class``): where every test of an
-entry passes, the entry is a fault, so lists only shrink.
+entry passes, and it is not about what a model says, the entry is a fault, so lists only shrink.
 
 As a plugin it needs the environment: FOREIGN_LIST, and FOREIGN_FOUND, where one JSON line is written for each test.
 """
