@@ -40,10 +40,13 @@ struct Model {
     weights.push_back({layout, n, k, memory.data(), size});
     return static_cast<int32_t>(weights.size()) - 1;
   }
-  int32_t random_matrix(Random& random, Layout layout, int64_t n, int64_t k) {
+  static std::vector<float> random_values(Random& random, int64_t n, int64_t k) {
     std::vector<float> values(static_cast<size_t>(n * k));
     for (float& value : values) value = random.real() * 0.3f;
-    return add(layout, n, k, values);
+    return values;
+  }
+  int32_t random_matrix(Random& random, Layout layout, int64_t n, int64_t k) {
+    return add(layout, n, k, random_values(random, n, k));
   }
   int32_t ones(int64_t n) { return add(Layout::kVectorF32, n, 0, std::vector<float>(static_cast<size_t>(n), 1.0f)); }
   int64_t buffer(int64_t width) {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "core/vm.h"
+#include "ops/prologue.h"
 #include "probe.h"
 #include "tests/check.h"
 #include "tests/model.h"
@@ -20,7 +21,8 @@ constexpr int32_t kBlocks = 40, kTableBlocks = 4, kPositions = kTableBlocks * kB
 // Elements of a head that turn, and which of the options a model has beside Llama's.
 struct Options {
   int32_t rotary_size = kHeadSize;
-  bool is_rich = false;  // layer norms, learned positions, normed heads, GELU, norms after products, experts
+  bool is_rich = false;   // layer norms, learned positions, normed heads, GELU, norms after products, experts
+  bool is_apart = false;  // QKV, the gated product and the head in their parts; of a model that is not rich
 };
 constexpr int32_t kExperts = 5, kTopExperts = 2, kExpertHidden = 32;
 
@@ -50,6 +52,29 @@ Model make_model(Layout layout, const Options& options) {
     fields.norm_weight = ones, fields.norm_bias = is_rich ? ones : -1, fields.norm_eps = 1e-5f;
   };
 
+  // Of a program taken apart.
+  const int64_t normed = model.buffer(kWidth), prepared = model.buffer(prepared_width(kWidth));
+  const int64_t gate = model.buffer(kHidden), up = model.buffer(kHidden), logits = model.buffer(kVocab);
+  const int64_t heads = model.buffer((kHeads + 2 * kKvHeads) * kHeadSize), picked = model.buffer(kWidth);
+  const auto prepare = [&](int64_t input, int32_t weight, Domain domain) {
+    NormRecord apart{};
+    norm(apart);
+    apart.input = input, apart.out = normed, apart.k = kWidth, apart.domain = static_cast<int32_t>(domain);
+    model.emit(Opcode::kNorm, apart);
+    PrepareRecord rows{};
+    rows.weight = weight, rows.input = normed, rows.out = prepared, rows.k = kWidth;
+    rows.domain = static_cast<int32_t>(domain);
+    model.emit(Opcode::kPrepare, rows);
+  };
+  const auto product = [&](int64_t out, int32_t weight, int32_t n, Domain domain) {
+    LinearRecord fields{};
+    fields.norm = static_cast<int32_t>(Norm::kPrepared);
+    fields.norm_weight = fields.norm_bias = fields.bias = -1;
+    fields.input = prepared, fields.out = out, fields.weight = weight, fields.n = n, fields.k = kWidth;
+    fields.domain = static_cast<int32_t>(domain);
+    model.emit(Opcode::kLinear, fields);
+  };
+
   EmbedRecord embed{};
   embed.out = x, embed.table = table, embed.width = kWidth, embed.scale = 2.0f;
   embed.positions = embed.types = -1;
@@ -63,7 +88,18 @@ Model make_model(Layout layout, const Options& options) {
     qkv.k = kWidth, qkv.heads = kHeads, qkv.kv_heads = kKvHeads, qkv.head_size = kHeadSize;
     qkv.q_norm = head_ones, qkv.k_norm = head_ones, qkv.qk_norm_eps = 1e-6f;
     qkv.rope = rope, qkv.rotary_size = options.rotary_size, qkv.layer = layer;
-    model.emit(Opcode::kQkv, qkv);
+    if (options.is_apart) {
+      prepare(x, qkv.weight, Domain::kRows);
+      product(heads, qkv.weight, kQkv, Domain::kRows);
+      RotateRecord rotate{};
+      rotate.q = heads, rotate.keys = rotate.values = -1, rotate.q_out = q;
+      rotate.heads = kHeads, rotate.kv_heads = kKvHeads, rotate.head_size = kHeadSize;
+      rotate.q_norm = rotate.k_norm = -1, rotate.rope = rope, rotate.rotary_size = options.rotary_size;
+      rotate.layer = layer;
+      model.emit(Opcode::kRotate, rotate);
+    } else {
+      model.emit(Opcode::kQkv, qkv);
+    }
 
     AttentionRecord attention{};
     attention.q = q, attention.out = attended, attention.heads = kHeads, attention.kv_heads = kKvHeads;
@@ -103,13 +139,40 @@ Model make_model(Layout layout, const Options& options) {
       model.emit(Opcode::kMoe, experts);
       continue;
     }
-    linear(x, gated, 2 * kHidden, kWidth, true, Epilogue::kGlu);
+    if (options.is_apart) {
+      const std::vector<float> values = Model::random_values(random, 2 * kHidden, kWidth);
+      std::vector<float> sides[2];
+      constexpr auto kTile = static_cast<ptrdiff_t>(kLanes) * kWidth;
+      for (ptrdiff_t tile = 0; tile < 2 * kHidden / kLanes; ++tile) {
+        const auto start = values.begin() + tile * kTile;
+        sides[tile % 2].insert(sides[tile % 2].end(), start, start + kTile);
+      }
+      const int32_t weights[2] = {model.add(layout, kHidden, kWidth, sides[0]),
+                                  model.add(layout, kHidden, kWidth, sides[1])};
+      prepare(x, weights[0], Domain::kRows);
+      product(gate, weights[0], kHidden, Domain::kRows);
+      product(up, weights[1], kHidden, Domain::kRows);
+      GateRecord both{};
+      both.gate = gate, both.up = up, both.out = gated, both.width = kHidden;
+      both.activation = static_cast<int32_t>(Activation::kSilu);
+      model.emit(Opcode::kGate, both);
+    } else {
+      linear(x, gated, 2 * kHidden, kWidth, true, Epilogue::kGlu);
+    }
     linear(gated, x, kWidth, kHidden, false, Epilogue::kAdd);
   }
   HeadRecord head{};
   norm(head);
   head.input = x, head.weight = table, head.k = kWidth, head.vocab = kVocab, head.scale = 1.0f;
   head.softcap = is_rich ? 30.0f : 0.0f;
+  if (options.is_apart) {
+    PickRecord pick{};
+    pick.input = x, pick.out = picked, pick.k = kWidth;
+    model.emit(Opcode::kPick, pick);
+    prepare(picked, table, Domain::kOutputs);
+    product(logits, table, kVocab, Domain::kOutputs);
+    head.input = logits, head.weight = head.norm_weight = head.norm_bias = -1, head.norm = 0, head.k = kVocab;
+  }
   model.emit(Opcode::kHead, head);
   return model;
 }
@@ -243,6 +306,35 @@ std::vector<Sequence> generate_alone(Vm& vm) {
   return all;
 }
 
+// The same with up to seven tokens a call.
+std::vector<Sequence> generate_in_rows(Vm& vm) {
+  std::vector<Sequence> all = make_sequences();
+  for (int32_t id = 0; id < 8; ++id) {
+    Sequence& s = all[static_cast<size_t>(id)];
+    run_step(vm, all, {{id, static_cast<int32_t>(s.tokens.size())}});
+    while (s.tokens.size() < kTotal) {
+      const auto steps = static_cast<int32_t>(std::min<size_t>(7, kTotal - s.tokens.size()));
+      const auto count = static_cast<size_t>(steps);
+      const int32_t tokens[] = {s.tokens.back()}, positions[] = {s.stored}, starts[] = {0, 1}, stop_starts[] = {0, 0};
+      int32_t tables[kTableBlocks];
+      for (int32_t i = 0; i < kTableBlocks; ++i) tables[i] = id * kTableBlocks + i;
+      OutputRow outputs[] = {s.choice};
+      outputs[0].position = s.stored + 1;
+      std::vector<ResultRow> results(count);
+      std::vector<int32_t> top_ids(count * kMaxTop);
+      std::vector<float> top_logprobs(count * kMaxTop);
+      StepView first{};
+      first.tokens = tokens, first.positions = positions, first.seq_starts = starts, first.block_tables = tables;
+      first.max_blocks = kTableBlocks, first.outputs = outputs, first.results = results;
+      first.top_ids = top_ids, first.top_logprobs = top_logprobs, first.max_top = kMaxTop;
+      check(vm.decode(first, {.steps = steps, .stop_ids = {}, .stop_starts = stop_starts}) == steps, "all steps run");
+      for (const ResultRow& result : results) s.tokens.push_back(result.token);
+      s.stored += steps;
+    }
+  }
+  return all;
+}
+
 void check_same(const std::vector<Sequence>& a, const std::vector<Sequence>& b, const std::string& what) {
   for (size_t i = 0; i < a.size(); ++i) check(a[i].tokens == b[i].tokens, what + ": sequence " + std::to_string(i));
 }
@@ -259,6 +351,13 @@ void company_and_threads_change_no_token(Layout layout, KvType kv_type, const Op
     check_same(alone, generate_together(two, 8), name + " in other chunks, " + kernels->isa);
     Vm three = make_vm(model, *kernels, 3, kv_type);
     check_same(alone, generate_together(three, 9, true), name + " on a changing number of threads, " + kernels->isa);
+    Vm four = make_vm(model, *kernels, 2, kv_type);
+    check_same(alone, generate_in_rows(four), name + " several steps in a row, " + kernels->isa);
+    if (!options.is_rich) {
+      const Model apart = make_model(layout, {.rotary_size = options.rotary_size, .is_rich = false, .is_apart = true});
+      Vm parts = make_vm(apart, *kernels, 2, kv_type);
+      check_same(alone, generate_together(parts, 7), name + " taken apart, " + kernels->isa);
+    }
     // The bf16 instruction may round differently (see scalar.h); all else is one definition.
     if (scalar_tokens.empty()) scalar_tokens = alone;
     else if (std::string(kernels->isa) != "avx512bf16") check_same(scalar_tokens, alone, name + " like scalar");
