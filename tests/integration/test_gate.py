@@ -15,6 +15,8 @@ from itertools import pairwise
 import msgspec
 import pytest
 
+from headrace.base.clock import SystemClock
+from headrace.engine.gate import Gate
 from headrace.fleet.gate import open_gate
 from headrace.protocol.launch import GateLaunch
 
@@ -124,6 +126,15 @@ def test_a_neighbour_that_ends_or_stops_in_its_step_holds_nobody_up(fault: signa
     assert float(str(result["longest_wait_s"])) < 1.6  # patience is 1 s, a step 0.4 s
     last = result["steps"][-1][1] - result["steps"][0][0]  # type: ignore[index]
     assert last > 2.5  # and it went on to the end
+
+
+def test_the_time_of_a_step_with_its_waits_follows_the_share() -> None:
+    with ExitStack() as held:
+        slowdowns = [
+            Gate(place, SystemClock()).slowdown for place in open_gate([2, 2], [3, 1], 2, held) if place is not None
+        ]
+
+    assert slowdowns == pytest.approx([4 / 3, 4])
 
 
 def test_a_machine_with_cores_for_all_needs_no_gate() -> None:

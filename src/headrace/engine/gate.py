@@ -45,6 +45,7 @@ class Gate:
         self._wake_fds = launch.wake_fds
         self._index = launch.index
         self._share = launch.share
+        self._slowdown = launch.total_share / launch.share
         self._clock = clock
         self._config = config or TurnConfig()
         self._memory_fd = launch.memory_fd
@@ -129,6 +130,11 @@ class Gate:
         """Gives the turn up for good."""
         self.rest()
         self._memory.close()
+
+    @property
+    def slowdown(self) -> float:
+        """How many times as long its steps take with their waits when all are busy."""
+        return self._slowdown
 
     @property
     def waited_s(self) -> float:

@@ -334,7 +334,8 @@ class Worker:
             free_blocks=scheduler.pool.num_free,
             evictable_blocks=scheduler.pool.num_evictable,
             total_blocks=scheduler.pool.total,
-            predicted_step_s=pace.predicted_step_s if pace else 0.0,
+            # Neighbours' turns lie between ours: nobody shall take that for a hang.
+            predicted_step_s=pace.predicted_step_s * (self._gate.slowdown if self._gate else 1.0) if pace else 0.0,
             progress_ratio=1.0 if pace else ratio,
             stage="" if pace else stage,
             prefill_tokens_per_s=pace.prefill_tokens_per_s if pace else 0.0,

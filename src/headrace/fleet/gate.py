@@ -36,4 +36,4 @@ def open_gate(
     wake_fds = [os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for _ in threads]
     for fd in wake_fds:
         held.callback(os.close, fd)
-    return [GateLaunch(memory_fd, wake_fds, index, share) for index, share in enumerate(shares)]
+    return [GateLaunch(memory_fd, wake_fds, index, share, sum(shares)) for index, share in enumerate(shares)]

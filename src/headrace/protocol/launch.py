@@ -23,12 +23,14 @@ class GateLaunch(msgspec.Struct, frozen=True):
         wake_fds: inherited event descriptors, one for each worker, that end its wait.
         index: which of them this worker is.
         share: weight of its steps, > 0.
+        total_share: of all workers at the gate.
     """
 
     memory_fd: int
     wake_fds: list[int]
     index: int
     share: float = 1.0
+    total_share: float = 1.0
 
 
 class WorkerLaunch(msgspec.Struct, frozen=True):
