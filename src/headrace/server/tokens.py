@@ -85,7 +85,7 @@ class TokenPages:
         tokenizer = pipeline.kit.tokenizer
         if has_pieces:  # llama.cpp's form
             pieces = [{"id": index, "piece": _piece(tokenizer.token_bytes(index))} for index in ids]
-            return {"count": len(ids), "max_model_len": context_tokens, "tokens": pieces}
+            return {"count": len(ids), "max_model_len": context_tokens, "tokens": pieces, "token_strs": None}
         texts = [tokenizer.token_bytes(index).decode("utf-8", "replace") for index in ids] if has_texts else None
         return {"count": len(ids), "max_model_len": context_tokens, "tokens": ids, "token_strs": texts}
 

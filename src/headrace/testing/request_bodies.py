@@ -55,7 +55,7 @@ _JUNK: Final[tuple[Any, ...]] = ("x", -1, 10**30, 1.5, True, [], {}, [[]], {"a":
 # Field to values that are fine, on both routes.
 _GOOD: Final[dict[str, tuple[Any, ...]]] = {
     "temperature": (0, 0.0, 0.7, 1, 2, None),
-    "top_p": (1, 0.1, 0.999, None),
+    "top_p": (5e-324, 1, 0.1, 0.999, None),
     "top_k": (-1, 0, 1, 40, None),
     "min_p": (0, 0.05, 1),
     "presence_penalty": (-2, 0, 2.0, None),
