@@ -6,7 +6,7 @@ import re
 import subprocess
 from collections.abc import Mapping
 
-from judging.environment import python_with, version_of
+from judging.environment import FOLDER, python_with, version_of
 from judging.findings import Report
 from judging.servers import Server
 
@@ -31,7 +31,7 @@ def run(servers: Mapping[str, Server], max_examples: int) -> Report:
             "--checks", CHECKS, "--max-examples", str(max_examples), "--seed", "1", "--continue-on-failure",
             "--request-timeout", "120",
         ],
-        capture_output=True, text=True, timeout=_TIMEOUT_S, check=False,
+        cwd=FOLDER, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False,
     )  # fmt: skip
     said = re.sub(r"\x1b\[[0-9;]*m", "", done.stdout)
     cases = re.search(r"(\d+) generated", said)
