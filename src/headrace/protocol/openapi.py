@@ -16,6 +16,7 @@ from headrace.protocol.openapi_encode import (
     RERANK,
     SCORE,
     SIMILARITY,
+    TASK,
 )
 from headrace.protocol.openapi_parts import (
     ANSWERS,
@@ -102,6 +103,8 @@ OPERATIONS: Final = (
     Operation("/similarity", "post", "similarity", "Cosines to one text, in TEI's form.", "Similarities",
               SIMILARITY, ("inputs",), _RUN),
     Operation("/predict", "post", "predict", "Classes, in TEI's form.", "Predictions", PREDICT, ("inputs",), _RUN),
+    Operation("/", "post", "task", "What the model is for, in the form of Hugging Face's inference API.", "TaskAnswer",
+              TASK, (), _RUN),
     Operation("/info", "get", "encoderInfo", "What a model that does not generate is, in TEI's form.", "EncoderInfo",
               errors={400: "the model generates", 503: _NOT_READY[503]}),
     Operation("/v1/models", "get", "listModels", "Lists what is served.", "Models"),

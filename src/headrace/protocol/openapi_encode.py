@@ -7,6 +7,7 @@ from typing import Final
 from headrace.protocol.embeddings import MAX_INPUTS
 from headrace.protocol.openai import MAX_TOKEN_ID
 from headrace.protocol.openapi_parts import Schema, flag, integer, text_of
+from headrace.protocol.tasks import MAX_MASKED_TOP
 
 _MODEL: Final = {"model": text_of(256, "A name of `GET /v1/models`; may be left out.")}
 _TEXT: Final[Schema] = {"type": "string"}
@@ -25,6 +26,10 @@ _CUT: Final = {
 def _texts(text: str, *forms: Schema) -> Schema:
     many = {"type": "array", "items": {"anyOf": [_TEXT, *forms]}, "minItems": 1, "maxItems": MAX_INPUTS}
     return {"anyOf": [_TEXT, many], "description": text}
+
+
+def _list(item: Schema) -> Schema:
+    return {"type": "array", "items": item}
 
 
 _DOCUMENT: Final[Schema] = {"type": "object", "properties": {"text": _TEXT}, "required": ["text"]}
@@ -97,6 +102,27 @@ SIMILARITY: Final[dict[str, Schema]] = {
     "parameters": {"type": ["object", "null"], "properties": _CUT, "description": "`truncate` (TEI's)."},
 }
 
+TASK: Final[dict[str, Schema]] = {
+    "inputs": {
+        "anyOf": [_TEXT, _list(_TEXT), {"type": "object"}],
+        "description": "A text or a list of texts; a model that makes vectors takes `/similarity`'s form too.",
+    },
+    "parameters": {
+        "type": ["object", "null"],
+        "properties": {
+            "truncate": _CUT["truncate"],
+            "truncation_direction": _CUT["truncation_direction"],
+            "top_k": integer(1, MAX_MASKED_TOP, "Classes of each text, or tokens of each mask."),
+            "aggregation_strategy": text_of(16, "`simple`: neighbours of one class are one entity; or `none`."),
+            "ignore_labels": {"type": ["array", "null"], "items": _TEXT, "description": "Classes to leave out."},
+            "function_to_apply": text_of(16, "`none`: scores as the model gives them."),
+        },
+        "description": "Those of Hugging Face's inference API; they may stand beside `inputs` as well.",
+    },
+    "query": {"type": ["string", "null"], "description": "For a model that ranks, with `texts`, as at `/rerank`."},
+    "texts": RERANK["texts"],
+}
+
 _NUMBER: Final[Schema] = {"type": "number"}
 _COUNT: Final[Schema] = {"type": "integer", "minimum": 0}
 _USAGE: Final[Schema] = {
@@ -108,10 +134,6 @@ _USAGE: Final[Schema] = {
 
 def _object(**properties: Schema) -> Schema:
     return {"type": "object", "properties": properties, "required": list(properties)}
-
-
-def _list(item: Schema) -> Schema:
-    return {"type": "array", "items": item}
 
 
 _CLASS: Final = _object(score=_NUMBER, label=_TEXT)
@@ -170,6 +192,13 @@ ENCODE_ANSWERS: Final[dict[str, Schema]] = {
     "TokenVectors": _list(_list(_list(_NUMBER))),
     "Similarities": _list(_NUMBER),
     "Vectors": _list(_list(_NUMBER)),
+    "TaskAnswer": {
+        "anyOf": [
+            {"type": "array"},
+            _object(id=_TEXT, model=_TEXT, results=_list(_RESULT), meta={"type": "object"}, usage=_USAGE),
+        ],
+        "description": "Vectors, cosines, classes, entities, suggestions for masks or a ranking.",
+    },
     "Predictions": {"anyOf": [_list(_CLASS), _list(_list(_CLASS))]},
     "EncoderInfo": _object(
         model_id=_TEXT,
