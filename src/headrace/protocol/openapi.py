@@ -169,5 +169,6 @@ def _ok(operation: Operation) -> dict[str, object]:
     else:
         content["application/json"] = {"schema": ref(operation.answer)}
     if operation.has_stream:
-        content["text/event-stream"] = {"schema": {"type": "string"}}
+        # No type: tools take an event for a string or for an object of its fields.
+        content["text/event-stream"] = {"schema": {"description": "Server-sent events, the data of each a JSON text."}}
     return {"description": "The answer.", "content": content}
