@@ -6,6 +6,11 @@ import fnmatch
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# How long one example takes on a busy machine says nothing about the code.
+settings.register_profile("headrace", deadline=None)
+settings.load_profile("headrace")
 
 ALLOWED_SKIPS = Path(__file__).parent / "allowed_skips.txt"
 
