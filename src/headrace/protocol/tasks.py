@@ -17,10 +17,10 @@ import msgspec
 from headrace.base.errors import RequestError
 from headrace.protocol.embeddings import values_of
 from headrace.protocol.fields import Fields
-from headrace.protocol.openai import MAX_TOKEN_ID
 from headrace.protocol.pooling import activated
 from headrace.protocol.rerank import ClassifyRequest, texts_of
 from headrace.protocol.strict_json import decode_object
+from headrace.protocol.tei import truncation_of
 
 MAX_MASKED_TOP: Final = 1000
 _DEFAULT_TOP: Final = 5
@@ -69,7 +69,7 @@ def parse_tokens(body: bytes) -> TaskRequest:
         is_grouped=strategy == "simple",
         ignored=frozenset([_OUTSIDE] if ignored is None else map(str, ignored)),
         num_top=0,
-        truncate_tokens=_truncation(parameters),
+        truncate_tokens=truncation_of(parameters),
         unknown=_unknown(fields, parameters),
     )
 
@@ -86,7 +86,7 @@ def parse_masks(body: bytes) -> TaskRequest:
         is_grouped=False,
         ignored=frozenset(),
         num_top=parameters.integer("top_k", 1, MAX_MASKED_TOP) or _DEFAULT_TOP,
-        truncate_tokens=_truncation(parameters),
+        truncate_tokens=truncation_of(parameters),
         unknown=_unknown(fields, parameters),
     )
 
@@ -101,7 +101,7 @@ def parse_text_classes(body: bytes) -> ClassifyRequest:
     return ClassifyRequest(
         model=None,
         inputs=inputs,
-        truncate_tokens=_truncation(parameters),
+        truncate_tokens=truncation_of(parameters),
         unknown=_unknown(fields, parameters),
         is_tei=True,
         is_raw=function == "none" or parameters.flag("raw_scores"),
@@ -114,13 +114,6 @@ def _fields(body: bytes) -> tuple[Fields, Fields]:
     fields = Fields(values)
     given = fields.mapping("parameters")
     return fields, fields if given is None else Fields(given, "parameters.")
-
-
-def _truncation(parameters: Fields) -> int | None:
-    side = parameters.text("truncation_direction", 16)
-    if side is not None and side.lower() != "right":
-        raise parameters.wrong("truncation_direction", side, "Right")
-    return MAX_TOKEN_ID if parameters.flag("truncate") else None
 
 
 def _unknown(fields: Fields, parameters: Fields) -> tuple[str, ...]:

@@ -26,17 +26,20 @@ def parse_embed(body: bytes) -> EmbeddingRequest:
     Raises:
         RequestError: a field is missing, of the wrong type or out of range, or vectors of another length are wanted.
     """
-    fields = Fields(decode_object(body))
+    return _embed(Fields(decode_object(body)))
+
+
+def _embed(fields: Fields) -> EmbeddingRequest:
     inputs = texts_of(fields, "inputs")
     if not fields.flag("normalize", default=True):
         raise RequestError("normalize is false, but this server gives vectors of length 1 only", param="normalize")
-    _check_side(fields)
+    truncate_tokens = truncation_of(fields)
     return EmbeddingRequest(
         model=None,
         inputs=inputs,
         is_base64=False,
         dimensions=fields.integer("dimensions", 1, MAX_DIMENSIONS),
-        truncate_tokens=MAX_TOKEN_ID if fields.flag("truncate") else None,
+        truncate_tokens=truncate_tokens,
         unknown=fields.unknown(),
         is_tei=True,
     )
@@ -46,13 +49,13 @@ def parse_embed_all(body: bytes) -> EmbeddingRequest:
     """Reads the body of ``POST /embed_all``; raises as ``parse_embed``."""
     fields = Fields(decode_object(body))
     inputs = texts_of(fields, "inputs")
-    _check_side(fields)
+    truncate_tokens = truncation_of(fields)
     return EmbeddingRequest(
         model=None,
         inputs=inputs,
         is_base64=False,
         dimensions=None,
-        truncate_tokens=MAX_TOKEN_ID if fields.flag("truncate") else None,
+        truncate_tokens=truncate_tokens,
         unknown=fields.unknown(),
         is_tei=True,
         is_by_token=True,
@@ -61,7 +64,10 @@ def parse_embed_all(body: bytes) -> EmbeddingRequest:
 
 def parse_similarity(body: bytes) -> EmbeddingRequest:
     """Reads the body of ``POST /similarity``: ``inputs`` holds a ``source_sentence`` and ``sentences``."""
-    fields = Fields(decode_object(body))
+    return _similarity(Fields(decode_object(body)))
+
+
+def _similarity(fields: Fields) -> EmbeddingRequest:
     given = fields.mapping("inputs")
     if given is None:
         raise fields.missing("inputs")
@@ -71,13 +77,13 @@ def parse_similarity(body: bytes) -> EmbeddingRequest:
         raise inner.missing("source_sentence")
     sentences = texts_of(inner, "sentences")
     parameters = Fields(fields.mapping("parameters") or {}, "parameters.")
-    _check_side(parameters)
+    truncate_tokens = truncation_of(parameters)
     return EmbeddingRequest(
         model=None,
         inputs=(source, *sentences),
         is_base64=False,
         dimensions=None,
-        truncate_tokens=MAX_TOKEN_ID if parameters.flag("truncate") else None,
+        truncate_tokens=truncate_tokens,
         unknown=(*fields.unknown(), *inner.unknown(), *parameters.unknown()),
         is_tei=True,
         is_similarity=True,
@@ -86,8 +92,9 @@ def parse_similarity(body: bytes) -> EmbeddingRequest:
 
 def parse_task_vectors(body: bytes) -> EmbeddingRequest:
     """Reads the body of ``POST /``: as ``/similarity`` where ``inputs`` is an object, else as ``/embed``."""
-    is_object = isinstance(decode_object(body).get("inputs"), dict)
-    return parse_similarity(body) if is_object else parse_embed(body)
+    values = decode_object(body)
+    read = _similarity if isinstance(values.get("inputs"), dict) else _embed
+    return read(Fields(values))
 
 
 def parse_predict(body: bytes) -> ClassifyRequest:
@@ -95,11 +102,11 @@ def parse_predict(body: bytes) -> ClassifyRequest:
     fields = Fields(decode_object(body))
     is_single = isinstance(fields.take("inputs"), str)
     inputs = texts_of(fields, "inputs")
-    _check_side(fields)
+    truncate_tokens = truncation_of(fields)
     return ClassifyRequest(
         model=None,
         inputs=inputs,
-        truncate_tokens=MAX_TOKEN_ID if fields.flag("truncate") else None,
+        truncate_tokens=truncate_tokens,
         unknown=fields.unknown(),
         is_tei=True,
         is_single=is_single,
@@ -107,10 +114,12 @@ def parse_predict(body: bytes) -> ClassifyRequest:
     )
 
 
-def _check_side(fields: Fields) -> None:
+def truncation_of(fields: Fields) -> int | None:
+    """Reads TEI's ``truncate`` and ``truncation_direction``: the tokens that are kept at most, None for no cutting."""
     side = fields.text("truncation_direction", 16)
     if side is not None and side.lower() != "right":
         raise fields.wrong("truncation_direction", side, "Right")
+    return MAX_TOKEN_ID if fields.flag("truncate") else None
 
 
 def embed_body(request: EmbeddingRequest, vectors: Sequence[bytes], width: int) -> bytes:
