@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
-from typing import ClassVar, Generic, Protocol, TypeVar
+from functools import partial
+from typing import ClassVar, Generic, Protocol, TypeVar, TypeVarTuple
 
 from headrace.base.errors import RequestError
 from headrace.base.ids import new_id
@@ -38,6 +39,7 @@ class _Request(Protocol):
 
 
 _R = TypeVar("_R", bound=_Request)
+_Ts = TypeVarTuple("_Ts")
 
 
 class EncodeEndpoint(Endpoint, Generic[_R]):
@@ -70,6 +72,10 @@ class EncodeEndpoint(Endpoint, Generic[_R]):
     async def _answer(self, request: _R, encoding: Encoding) -> bytes:
         """Gives the body of the answer."""
 
+    async def _aside(self, write: Callable[[*_Ts], bytes], *args: *_Ts) -> bytes:
+        """Writes a body that may be large off the event loop, which others wait for."""
+        return await asyncio.get_running_loop().run_in_executor(self._executor, write, *args)
+
     async def _serve(self, exchange: Exchange, record: Record) -> None:
         request = await self._read(exchange, self._parse, self._max_body_bytes)
         pipeline = self._find(record, request.model, *self._kinds)
@@ -92,19 +98,12 @@ class Embeddings(EncodeEndpoint[EmbeddingRequest]):
             raise refused(record, "classifies and makes no vectors: use /v1/classify or /v1/rerank")
         check_dimensions(request.dimensions, identity)
 
-        def tokenise(reader: Reader) -> Tokens:
-            name = "input[{}]" if len(request.inputs) > 1 else "input"
-            given = enumerate(request.inputs)
-            return Tokens([reader.ids(text, name.format(at), request.truncate_tokens) for at, text in given])
-
         form = EncodeForm.ROWS if request.is_by_token else EncodeForm.POOLED
+        tokenise = partial(input_tokens, request.inputs, request.truncate_tokens)
         vectors = await encoding.run(tokenise, dimensions=request.dimensions, form=form)
-        loop = asyncio.get_running_loop()
         if request.is_tei:
-            return await loop.run_in_executor(self._executor, embed_body, request, vectors, identity.vector_width)
-        return await loop.run_in_executor(
-            self._executor, embeddings_body, request, record.model, vectors, record.prompt_tokens
-        )
+            return await self._aside(embed_body, request, vectors, identity.vector_width)
+        return await self._aside(embeddings_body, request, record.model, vectors, record.prompt_tokens)
 
 
 class Scores(EncodeEndpoint[ScoreRequest]):
@@ -163,8 +162,16 @@ class Classes(EncodeEndpoint[ClassifyRequest]):
 
         results = await encoding.run(tokenise)
         if request.is_tei:
-            return predict_body(request, results, identity.labels)
-        return classes_body(results, identity.labels, new_id("classify"), record.model, record.prompt_tokens)
+            return await self._aside(predict_body, request, results, identity.labels)
+        return await self._aside(
+            classes_body, results, identity.labels, new_id("classify"), record.model, record.prompt_tokens
+        )
+
+
+def input_tokens(inputs: Sequence[str | list[int]], truncate_tokens: int | None, reader: Reader) -> Tokens:
+    """Reads the field ``input``: a text, token ids, or a list of either."""
+    name = "input[{}]" if len(inputs) > 1 else "input"
+    return Tokens([reader.ids(text, name.format(at), truncate_tokens) for at, text in enumerate(inputs)])
 
 
 def check_dimensions(dimensions: int | None, identity: Welcome) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from array import array
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
+from functools import partial
 from typing import Any
 
 from headrace.base.errors import HeadraceError
@@ -19,7 +19,7 @@ from headrace.protocol.frames import EncodeForm, Welcome
 from headrace.protocol.launch import Kind
 from headrace.protocol.pooling import PoolingRequest, PoolingTask, pooling_body
 from headrace.protocol.tasks import Filled, Span, TaskRequest, masks_body, tokens_body
-from headrace.server.encode import EncodeEndpoint, check_dimensions, refused
+from headrace.server.encode import EncodeEndpoint, check_dimensions, input_tokens, refused
 from headrace.server.exchange import Exchange
 
 
@@ -38,13 +38,8 @@ class Pooling(EncodeEndpoint[PoolingRequest]):
             raise refused(record, "gives vectors of length 1 only: leave normalize out")
         check_dimensions(request.dimensions, identity)
 
-        def tokenise(reader: Reader) -> Tokens:
-            name = "input[{}]" if len(request.inputs) > 1 else "input"
-            given = enumerate(request.inputs)
-            return Tokens([reader.ids(text, name.format(at), request.truncate_tokens) for at, text in given])
-
         results = await encoding.run(
-            tokenise,
+            partial(input_tokens, request.inputs, request.truncate_tokens),
             dimensions=request.dimensions,
             form=EncodeForm.ROWS if task.is_by_token else EncodeForm.POOLED,
             is_normalised=task is PoolingTask.TOKEN_EMBED and not request.is_plain,
@@ -62,7 +57,7 @@ class Pooling(EncodeEndpoint[PoolingRequest]):
                 tokens=record.prompt_tokens,
             )
 
-        return await asyncio.get_running_loop().run_in_executor(self._executor, write)
+        return await self._aside(write)
 
 
 def _tasks_of(identity: Welcome) -> list[PoolingTask]:
@@ -88,7 +83,7 @@ class TokenClasses(EncodeEndpoint[TaskRequest]):
             return Tokens([ids for ids, _ in found])
 
         results = await encoding.run(tokenise, form=EncodeForm.ROWS)
-        return tokens_body(request, results, places, encoding.identity.labels)
+        return await self._aside(tokens_body, request, results, places, encoding.identity.labels)
 
 
 class Masks(EncodeEndpoint[TaskRequest]):
@@ -108,11 +103,15 @@ class Masks(EncodeEndpoint[TaskRequest]):
 
         num_top = min(request.num_top, encoding.identity.vocab_size)
         results = await encoding.run(tokenise, form=EncodeForm.MASKED, num_top=num_top)
-        found = [
-            _filled(encoding.tokenizer, ids, marks, values_of(result), num_top)
-            for ids, marks, result in zip(tokens.inputs, tokens.marks, results, strict=True)
-        ]
-        return masks_body(request, found)
+
+        def write() -> bytes:
+            found = [
+                _filled(encoding.tokenizer, ids, marks, values_of(result), num_top)
+                for ids, marks, result in zip(tokens.inputs, tokens.marks, results, strict=True)
+            ]
+            return masks_body(request, found)
+
+        return await self._aside(write)
 
 
 def _filled(
