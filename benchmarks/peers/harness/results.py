@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 from pathlib import Path
 
 import msgspec
@@ -151,11 +150,3 @@ def write(path: Path, results: Results) -> None:
     part = path.with_suffix(".part")
     part.write_text("{" + ",\n".join(parts) + "}\n")
     os.replace(part, path)
-
-
-def cpu_name() -> str:
-    """Returns the processor's name."""
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor()

@@ -18,6 +18,7 @@ from typing import Final
 import msgspec
 
 from headrace.base.errors import MachineError
+from headrace.base.machine import cpu_name
 from headrace.base.units import GIB, MIB, format_bytes
 from headrace.kernels.machine import REMEDY, why_not
 
@@ -275,13 +276,8 @@ def _probe(num_threads: int) -> Bandwidth:
 
 
 def _cpu(features: dict[str, bool]) -> Cpu:
-    model = platform.processor() or platform.machine()
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            model = line.partition(":")[2].strip()
-            break
     return Cpu(
-        model=model,
+        model=cpu_name(),
         num_cores=os.cpu_count() or 1,
         num_usable=len(os.sched_getaffinity(0)),
         quota=_cpu_quota(Path("/sys/fs/cgroup")),
