@@ -10,6 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from headrace.cli.bench_options import (
+    BodyOption,
+    HeaderOption,
+    KeyEnvOption,
+    OutputTokensOption,
+    PromptTokensOption,
+    SeedOption,
+    TestFileOption,
+)
 from headrace.cli.bench_report import run_file
 from headrace.cli.output import JsonOption, print_json, print_table
 
@@ -23,9 +32,7 @@ def compare(
     a: Annotated[str, typer.Argument(help="A server's URL, or a recorded run (a file, or a folder with run.jsonl).")],
     b: Annotated[str, typer.Argument(help="What to hold against it, of the same kind.")],
     *,
-    test_file: Annotated[
-        Path | None, typer.Option(help="Requests to send; without it they are made up.", metavar="FILE")
-    ] = None,
+    test_file: TestFileOption = None,
     concurrency: Annotated[int, typer.Option(help="Keep so many requests under way.", min=1, metavar="N")] = 8,
     rate: Annotated[float | None, typer.Option(help="Send so many a second instead.", metavar="R")] = None,
     rounds: Annotated[int, typer.Option(help="Of each server.", min=10, max=60, metavar="N")] = 20,
@@ -34,21 +41,12 @@ def compare(
         float, typer.Option(help="Percent of difference that must not be missed.", min=1, max=90, metavar="P")
     ] = 10.0,
     model: Annotated[str | None, typer.Option(help="Its name in requests; default: each server's first.")] = None,
-    prompt_tokens: Annotated[
-        str, typer.Option(help="Of made-up prompts: 512, uniform:LOW:HIGH or lognormal:MEDIAN:SIGMA.", metavar="NUMBER")
-    ] = "256",
-    output_tokens: Annotated[str, typer.Option(help="Asked for by made-up requests.", metavar="NUMBER")] = "64",
-    body: Annotated[
-        list[str] | None,
-        typer.Option(help="A field for every request: temperature=0; repeatable.", metavar="NAME=JSON"),
-    ] = None,
-    header: Annotated[
-        list[str] | None, typer.Option(help="A header for every request; repeatable.", metavar="NAME: VALUE")
-    ] = None,
-    key_env: Annotated[
-        str, typer.Option(help="Environment variable that holds the key, if it is set.", metavar="NAME")
-    ] = "HEADRACE_API_KEY",
-    seed: Annotated[int, typer.Option(help="Of made-up prompts and arrivals.", min=0)] = 0,
+    prompt_tokens: PromptTokensOption = "256",
+    output_tokens: OutputTokensOption = "64",
+    body: BodyOption = None,
+    header: HeaderOption = None,
+    key_env: KeyEnvOption = "HEADRACE_API_KEY",
+    seed: SeedOption = 0,
     output: Annotated[
         Path | None,
         typer.Option(metavar="FOLDER", help="Write the comparison there as JSON, Markdown and HTML."),

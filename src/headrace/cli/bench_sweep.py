@@ -11,6 +11,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from headrace.cli.bench_options import (
+    BodyOption,
+    HeaderOption,
+    KeyEnvOption,
+    OutputTokensOption,
+    PromptTokensOption,
+    SeedOption,
+    TestFileOption,
+)
 from headrace.cli.bench_report import SloOption
 from headrace.cli.output import JsonOption, print_json, print_table
 
@@ -41,26 +50,15 @@ def sweep(
     point_requests: Annotated[
         int, typer.Option(help="Requests of a load, at least; four times what runs at once otherwise.", min=1)
     ] = 200,
-    test_file: Annotated[
-        Path | None, typer.Option(help="Requests to send; without it they are made up.", metavar="FILE")
-    ] = None,
+    test_file: TestFileOption = None,
     model: Annotated[str | None, typer.Option(help="Its name in requests; default: the server's first.")] = None,
-    prompt_tokens: Annotated[
-        str, typer.Option(help="Of made-up prompts: 512, uniform:LOW:HIGH or lognormal:MEDIAN:SIGMA.", metavar="NUMBER")
-    ] = "256",
-    output_tokens: Annotated[str, typer.Option(help="Asked for by made-up requests.", metavar="NUMBER")] = "64",
-    body: Annotated[
-        list[str] | None,
-        typer.Option(help="A field for every request: temperature=0; repeatable.", metavar="NAME=JSON"),
-    ] = None,
-    header: Annotated[
-        list[str] | None, typer.Option(help="A header for every request; repeatable.", metavar="NAME: VALUE")
-    ] = None,
-    key_env: Annotated[
-        str, typer.Option(help="Environment variable that holds the key, if it is set.", metavar="NAME")
-    ] = "HEADRACE_API_KEY",
+    prompt_tokens: PromptTokensOption = "256",
+    output_tokens: OutputTokensOption = "64",
+    body: BodyOption = None,
+    header: HeaderOption = None,
+    key_env: KeyEnvOption = "HEADRACE_API_KEY",
     slo: SloOption = None,
-    seed: Annotated[int, typer.Option(help="Of made-up prompts and arrivals.", min=0)] = 0,
+    seed: SeedOption = 0,
     output: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Write the sweep there as JSON, Markdown and HTML.")
     ] = None,
