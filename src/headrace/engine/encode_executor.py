@@ -10,11 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.engine.encode_scheduler import EncodePlan
-from headrace.engine.executor import Int32s
+from headrace.engine.executor import Float32s, Int32s
 from headrace.program.records import OUTPUT_DTYPE
 from headrace.protocol.frames import EncodeForm
 
-Float32s = npt.NDArray[np.float32]
 _NO_INTS = np.empty(0, np.int32)
 
 

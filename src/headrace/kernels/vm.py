@@ -323,12 +323,7 @@ class Vm:
         Raises:
             ValueError: an input is outside the limits. Nothing was run.
         """
-        size = outputs.shape[0]
-        results = np.zeros(size, dtype=RESULT_DTYPE)
-        top_ids = np.zeros((size, self.max_top), dtype=np.int32)
-        top_logprobs = np.zeros((size, self.max_top), dtype=np.float32)
-        if outputs.dtype != OUTPUT_DTYPE:
-            raise ValueError(f"outputs have dtype {outputs.dtype}, they must have OUTPUT_DTYPE")
+        results, top_ids, top_logprobs = self._room_for(outputs, 1)
         try:
             self._native.step(
                 tokens,
@@ -386,12 +381,7 @@ class Vm:
         Raises:
             ValueError: an input is outside the limits. Nothing was run.
         """
-        size = outputs.shape[0] * num_steps
-        results = np.zeros(size, dtype=RESULT_DTYPE)
-        top_ids = np.zeros((size, self.max_top), dtype=np.int32)
-        top_logprobs = np.zeros((size, self.max_top), dtype=np.float32)
-        if outputs.dtype != OUTPUT_DTYPE:
-            raise ValueError(f"outputs have dtype {outputs.dtype}, they must have OUTPUT_DTYPE")
+        results, top_ids, top_logprobs = self._room_for(outputs, num_steps)
         try:
             done = self._native.decode(
                 tokens,
@@ -411,6 +401,20 @@ class Vm:
             raise ValueError(f"an array of the step has the wrong dtype, dimensions or order: {error}") from error
         size = outputs.shape[0] * done
         return results[:size], top_ids[:size], top_logprobs[:size]
+
+    def _room_for(
+        self, outputs: NDArray[np.void], num_steps: int
+    ) -> tuple[NDArray[np.void], NDArray[np.int32], NDArray[np.float32]]:
+        """Gives empty results, top ids and log-probs of so many steps.
+
+        Raises:
+            ValueError: the outputs have another dtype.
+        """
+        if outputs.dtype != OUTPUT_DTYPE:
+            raise ValueError(f"outputs have dtype {outputs.dtype}, they must have OUTPUT_DTYPE")
+        size = outputs.shape[0] * num_steps
+        top = (size, self.max_top)
+        return np.zeros(size, dtype=RESULT_DTYPE), np.zeros(top, dtype=np.int32), np.zeros(top, dtype=np.float32)
 
     def read_buffer(self, offset: int, rows: int, width: int) -> NDArray[np.float32]:
         """Copies f32 [rows, width] out of the arena; for tests and traces."""
