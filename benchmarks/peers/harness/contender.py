@@ -46,21 +46,44 @@ class Contender(Protocol):
         """Asks for what is no cell: distributions, vectors."""
 
 
-class Driven:
+class Grouped:
+    """An engine that runs as one group of processes, from its start to its end.
+
+    Args:
+        path: the model; its weight files are counted.
+    """
+
+    def __init__(self, engine: str, form: str, path: Path) -> None:
+        self.engine, self.format = engine, form
+        self.weight_bytes = weight_bytes(path)
+        self._group: Group | None = None
+
+    def pause(self) -> None:
+        if self._group:
+            self._group.pause()
+
+    def resume(self) -> None:
+        if self._group:
+            self._group.resume()
+
+    def end(self) -> None:
+        if self._group:
+            self._group.end()
+            self._group = None
+
+
+class Driven(Grouped):
     """A peer behind one of ``drivers/``: requests and answers over pipes.
 
     Args:
         command: interpreter of the peer's environment, driver, and its arguments.
-        path: the model; its weight files are counted.
     """
 
     def __init__(
         self, engine: str, form: str, command: list[str | Path], path: Path, log: Path, variables: Mapping[str, str]
     ) -> None:
-        self.engine, self.format = engine, form
-        self.weight_bytes = weight_bytes(path)
+        super().__init__(engine, form, path)
         self._command, self._log, self._variables = command, log, variables
-        self._group: Group | None = None
 
     def start(self) -> float:
         started_at_s = monotonic()
@@ -103,19 +126,6 @@ class Driven:
         if "error" in found:
             raise CellError(str(found["error"]))
         return found
-
-    def pause(self) -> None:
-        if self._group:
-            self._group.pause()
-
-    def resume(self) -> None:
-        if self._group:
-            self._group.resume()
-
-    def end(self) -> None:
-        if self._group:
-            self._group.end()
-            self._group = None
 
     def _read(self, limit_s: float) -> dict[str, Any]:
         assert self._group is not None

@@ -17,14 +17,14 @@ from time import monotonic
 from typing import Any
 
 from harness.cells import Cell, Kind
-from harness.contender import ENCODE_S, MEASURE_LIMIT_S, START_LIMIT_S, restart, weight_bytes
+from harness.contender import ENCODE_S, MEASURE_LIMIT_S, START_LIMIT_S, Grouped, restart
 from harness.processes import CellError, Group, wait_until
 
 FIRST_ID, LAST_ID = 100, 49_000
 ENCODER_FIRST_ID, ENCODER_LAST_ID = 1_000, 30_000
 
 
-class Served:
+class Served(Grouped):
     """A server: ours, llama.cpp's, vLLM's.
 
     Args:
@@ -45,11 +45,9 @@ class Served:
         is_encoder: bool = False,
         can_pause: bool = True,
     ) -> None:
-        self.engine, self.format = engine, form
-        self.weight_bytes = weight_bytes(path)
+        super().__init__(engine, form, path)
         self._command, self._log, self._variables = command, log, variables
         self._extra, self._is_encoder, self._can_pause = extra, is_encoder, can_pause
-        self._group: Group | None = None
         self._port = 0
         self._model = ""
 
@@ -166,19 +164,6 @@ class Served:
         body = {"model": self._model, "input": fields["ids"], "encoding_format": "base64"}
         items = self._post("/v1/embeddings", json.dumps(body).encode())["data"]
         return {"vectors": [base64.b64decode(item["embedding"]) for item in items]}
-
-    def pause(self) -> None:
-        if self._group:
-            self._group.pause()
-
-    def resume(self) -> None:
-        if self._group:
-            self._group.resume()
-
-    def end(self) -> None:
-        if self._group:
-            self._group.end()
-            self._group = None
 
 
 class _NotReadyError(Exception):
