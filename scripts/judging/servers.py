@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import signal
-import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
@@ -15,6 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
+
+from serving import served
 
 _START_S = 120.0
 _CONTEXT = "HEADRACE_KERNEL_CONFIG_MAX_SEQUENCE_LENGTH"
@@ -56,30 +54,14 @@ def serve(
     """Serves a model on free ports of loopback while the block runs; the first of ``names`` is the model's own.
 
     Raises:
-        RuntimeError: the server did not become ready.
+        SystemExit: the server did not start.
+        RuntimeError: it did not become ready.
     """
     settings = {_CONTEXT: context_tokens, _DTYPE: dtype}
     env = {**os.environ, **{name: str(value) for name, value in settings.items() if value is not None}}
-    command = [sys.executable, "-m", "headrace", "serve", source, "--port", "0", "--admin-port", "0", "--json"]
-    process = subprocess.Popen(
-        [*command, "--served-name", ",".join(names), *flags],
-        env=env,
-        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-    )  # fmt: skip
-    assert process.stdout is not None
-    try:
-        text = ""
-        while not text.rstrip().endswith("}"):
-            line = process.stdout.readline()
-            if not line:
-                raise RuntimeError(f"the server of {source} did not start")
-            text += line
-        url = json.loads(text)["url"]
-        _wait_ready(url)
-        yield Server(url, names[0], model_path_of(source))
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(60)
+    with served(source, "--served-name", ",".join(names), *flags, env=env) as server:
+        _wait_ready(server.url)
+        yield Server(server.url, names[0], model_path_of(source))
 
 
 def _wait_ready(url: str) -> None:
