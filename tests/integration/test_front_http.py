@@ -204,6 +204,29 @@ async def test_errors_say_no_store_and_carry_the_request_id(make_house: Any) -> 
     assert body["error"]["code"] == "invalid_json"
 
 
+@pytest.mark.parametrize(
+    "request_text",
+    [
+        pytest.param("GET /livez HTTP/1.1\r\nhost: localhost\r\norigin: http://localhost\r\n", id="page"),
+        pytest.param(
+            "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\norigin: http://localhost\r\n"
+            "content-type: application/json\r\nexpect: 100-continue\r\ncontent-length: 2\r\n",
+            id="endpoint",
+        ),
+    ],
+)
+async def test_names_of_headers_are_written_as_most_servers_write_them(make_house: Any, request_text: str) -> None:
+    house = await make_house()
+
+    answer = await raw(house, f"{request_text}connection: close\r\n\r\n{{}}".encode())
+    head = answer.removeprefix(b"HTTP/1.1 100 Continue\r\n\r\n").partition(b"\r\n\r\n")[0]
+    names = [line.partition(b":")[0] for line in head.split(b"\r\n")[1:]]
+
+    expected = {b"Content-Type", b"Content-Length", b"Connection", b"X-Request-Id", b"Access-Control-Allow-Origin"}
+    assert expected <= set(names)
+    assert names == [name.title() for name in names]
+
+
 async def test_deep_and_broken_bodies_are_refused_quickly(make_house: Any) -> None:
     house = await make_house()
 

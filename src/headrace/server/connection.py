@@ -8,12 +8,13 @@ transport holds at most 64 KiB unsent; a writer beyond that waits.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from headrace.base.clock import Clock
@@ -26,6 +27,8 @@ MAX_HEADER_FIELDS: Final = 64
 UNSENT_BYTES: Final = 64 * 2**10
 SLOW_CLIENT: Final = "slow_client"
 SCOPE_KEY: Final = "headrace.connection"
+_CONTINUE: Final = b"HTTP/1.1 100 "
+_NAME_START: Final = re.compile(rb"(?<=\n)[a-z0-9-]+(?=:)")
 
 
 @dataclass(slots=True)
@@ -167,6 +170,8 @@ class Connection(HttpToolsProtocol):
         if not self.url.startswith(b"/") and self.url != b"*":
             self._raise(RequestError("the request target must be a path", code="bad_request"))
         super().on_headers_complete()
+        if self.cycle is not None:
+            self.cycle.transport = _HeadCase(self.cycle)  # type: ignore[assignment]  # it has what a cycle uses
         if self.limits.is_draining:
             self.close_after_answer()
 
@@ -188,8 +193,8 @@ class Connection(HttpToolsProtocol):
         request_id = new_request_id()
         body = error_body(error, request_id)
         head = (
-            b"content-type: application/json\r\ncache-control: no-store\r\nconnection: close\r\n"
-            b"x-request-id: %b\r\ncontent-length: %d\r\n\r\n" % (request_id.encode(), len(body))
+            b"Content-Type: application/json\r\nCache-Control: no-store\r\nConnection: close\r\n"
+            b"X-Request-Id: %b\r\nContent-Length: %d\r\n\r\n" % (request_id.encode(), len(body))
         )
         self.transport.write(STATUS_LINE[error.http_status] + head + body)
         self.transport.close()
@@ -209,6 +214,31 @@ class Connection(HttpToolsProtocol):
                 self._refuse(RequestTimeout(f"the headers did not arrive within {self.limits.header_timeout_s:g} s"))
             else:
                 self.transport.close()  # it never said anything
+
+
+class _HeadCase:
+    """The transport of a cycle until its head is out, which uvicorn writes whole and in lower case.
+
+    Names leave as ``Content-Type``: there are clients that look them up in a plain dictionary.
+    """
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+        self._transport = cycle.transport
+
+    def write(self, data: bytes) -> None:
+        """Sends the head; what follows goes to the transport itself."""
+        if not data.startswith(_CONTINUE):
+            self._cycle.transport = self._transport
+        self._transport.write(_NAME_START.sub(lambda name: name[0].title(), data))
+
+    def is_closing(self) -> bool:
+        """Whether the connection is closed or about to be."""
+        return self._transport.is_closing()
+
+    def close(self) -> None:
+        """Closes the connection."""
+        self._transport.close()
 
 
 def bind(limits: ConnectionLimits) -> type[Connection]:
