@@ -34,8 +34,13 @@ void Vm::check_vector(const char* what, int32_t index, int64_t n) const {
   if (w.n != n) fail(what, ": weight ", index, " has ", w.n, " elements, the record wants ", n);
 }
 
-void Vm::check_buffer(const char* what, int64_t offset, int64_t width) const {
-  const int64_t size = int64_t{limits_.max_rows} * width * 4;
+int32_t Vm::most_rows(Domain domain) const {
+  if (domain == Domain::kOutputs) return limits_.max_outputs;
+  return domain == Domain::kSequences ? limits_.max_sequences : limits_.max_rows;
+}
+
+void Vm::check_buffer(const char* what, int64_t offset, int64_t width, Domain domain) const {
+  const int64_t size = int64_t{most_rows(domain)} * width * 4;
   if (offset < 0 || offset % kAlign != 0) fail(what, ": offset ", offset, " is not a multiple of ", kAlign);
   if (size > arena_.size_bytes() || offset > arena_.size_bytes() - size) {
     fail(what, ": bytes ", offset, " to ", offset + size, " lie outside the arena of ", arena_.size_bytes());
@@ -43,7 +48,7 @@ void Vm::check_buffer(const char* what, int64_t offset, int64_t width) const {
 }
 
 template <class R>
-void Vm::check_prologue(const R& r, bool may_be_prepared) {
+void Vm::check_prologue(const R& r, Domain domain, bool may_be_prepared) {
   const bool is_prepared = r.norm == static_cast<int32_t>(Norm::kPrepared);
   if (r.norm < 0 || r.norm > static_cast<int32_t>(Norm::kPrepared)) fail("norm ", r.norm, " is unknown");
   if (is_prepared && !may_be_prepared) fail("prepared rows are for LINEAR only");
@@ -51,7 +56,7 @@ void Vm::check_prologue(const R& r, bool may_be_prepared) {
   check_vector("norm_bias", r.norm_bias, r.k);
   if (r.norm_bias != -1 && r.norm != static_cast<int32_t>(Norm::kLayer)) fail("norm_bias without a layer norm");
   check_eps("norm_eps", r.norm_eps);
-  check_buffer("input", r.input, is_prepared ? prepared_width(r.k) : r.k);
+  check_buffer("input", r.input, is_prepared ? prepared_width(r.k) : r.k, domain);
   limits_.max_k = std::max(limits_.max_k, r.k);
 }
 
@@ -141,10 +146,11 @@ void Vm::check_record(const Record& record) {
       const auto r = record.as<LinearRecord>();
       check_matrix("weight", r.weight, r.n, r.k);
       check_vector("bias", r.bias, r.n);
-      check_prologue(r, true);
       check_enum("epilogue", r.epilogue, Epilogue::kGlu);
       check_enum("activation", r.activation, Activation::kTanh);
       check_enum("domain", r.domain, Domain::kOutputs);
+      const auto domain = static_cast<Domain>(r.domain);
+      check_prologue(r, domain, true);
       if (r.norm == static_cast<int32_t>(Norm::kPrepared)) {
         const auto found = prepared_.find(r.input);
         const Layout layout = weights_[static_cast<size_t>(r.weight)].layout;
@@ -154,7 +160,7 @@ void Vm::check_record(const Record& record) {
       }
       const bool is_glu = r.epilogue == static_cast<int32_t>(Epilogue::kGlu);
       if (is_glu && r.n % (2 * kLanes) != 0) fail("a gated product needs n in 32s, n is ", r.n);
-      check_buffer("out", r.out, is_glu ? r.n / 2 : r.n);
+      check_buffer("out", r.out, is_glu ? r.n / 2 : r.n, domain);
       return;
     }
     case Opcode::kQkv: {
@@ -185,7 +191,7 @@ void Vm::check_record(const Record& record) {
       if (r.weight == -1) {
         positive("vocab", r.vocab);
         if (r.k != r.vocab || r.norm != 0) fail("without a weight, k is the vocabulary and there is no norm");
-        check_buffer("input", r.input, r.vocab);
+        check_buffer("input", r.input, r.vocab, Domain::kOutputs);
       } else {
         check_matrix("weight", r.weight, r.vocab, r.k);
         check_prologue(r);
@@ -199,10 +205,11 @@ void Vm::check_record(const Record& record) {
       const auto r = record.as<NormRecord>();
       positive("k", r.k);
       if (r.k % kGroup != 0) fail("k is ", r.k, ", it must be a multiple of ", kGroup);
-      check_prologue(r);
       check_enum("epilogue", r.epilogue, Epilogue::kAdd);
       check_enum("domain", r.domain, Domain::kOutputs);
-      check_buffer("out", r.out, r.k);
+      const auto domain = static_cast<Domain>(r.domain);
+      check_prologue(r, domain);
+      check_buffer("out", r.out, r.k, domain);
       if (r.out == r.input) fail("out is the input");
       return;
     }
@@ -212,7 +219,7 @@ void Vm::check_record(const Record& record) {
       if (r.k % kGroup != 0) fail("k is ", r.k, ", it must be a multiple of ", kGroup);
       check_prologue(r);
       check_enum("pooling", r.pooling, Pooling::kLast);
-      check_buffer("out", r.out, r.k);
+      check_buffer("out", r.out, r.k, Domain::kSequences);
       if (r.out == r.input) fail("out is the input");
       return;
     }
@@ -222,9 +229,9 @@ void Vm::check_record(const Record& record) {
       if (r.weight < 0 || r.weight >= static_cast<int64_t>(weights_.size())) fail("weight is ", r.weight);
       const Weight& weight = weights_[static_cast<size_t>(r.weight)];
       check_matrix("weight", r.weight, weight.n, r.k);
-      check_buffer("input", r.input, r.k);
-      check_buffer("out", r.out, prepared_width(r.k));
       check_enum("domain", r.domain, Domain::kOutputs);
+      check_buffer("input", r.input, r.k, static_cast<Domain>(r.domain));
+      check_buffer("out", r.out, prepared_width(r.k), static_cast<Domain>(r.domain));
       if (r.out == r.input) fail("out is the input");
       limits_.max_k = std::max(limits_.max_k, r.k);
       prepared_[r.out] = {weight.layout, r.k};
@@ -257,7 +264,7 @@ void Vm::check_record(const Record& record) {
       const auto r = record.as<PickRecord>();
       positive("k", r.k);
       check_buffer("input", r.input, r.k);
-      check_buffer("out", r.out, r.k);
+      check_buffer("out", r.out, r.k, Domain::kOutputs);
       if (r.out == r.input) fail("out is the input");
       return;
     }

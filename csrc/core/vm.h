@@ -61,9 +61,11 @@ class Vm {
   void check_step(const StepView& step);
   const Weight& check_matrix(const char* what, int32_t index, int64_t n, int64_t k) const;
   void check_vector(const char* what, int32_t index, int64_t n) const;
-  void check_buffer(const char* what, int64_t offset, int64_t width) const;
+  // The most rows that a step may have of a domain.
+  int32_t most_rows(Domain domain) const;
+  void check_buffer(const char* what, int64_t offset, int64_t width, Domain domain = Domain::kRows) const;
   template <class R>
-  void check_prologue(const R& record, bool may_be_prepared = false);
+  void check_prologue(const R& record, Domain domain = Domain::kRows, bool may_be_prepared = false);
   template <class R>
   void check_heads(const R& record);
   template <class R>

@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 
 from headrace.engine.encode_executor import likeliest
-from headrace.program.families.encoder_heads import VECTORS
+from headrace.engine.validate import MAX_MARKS
+from headrace.program.families.encoder_heads import TOKEN_SCORES, VECTORS
 from headrace.program.spec import build_program, spec_from_files
+from headrace.program.verify_lowered import verify_encoded
 from headrace.protocol.frames import Encode, EncodeForm, pack_ids
 from headrace.registry.model import open_model
 from headrace.testing.encoder import encoded, encoded_masks, encoded_rows, results_of
@@ -123,6 +125,36 @@ def _in_one_step(folder: Path, ids: list[bytes]) -> list[np.ndarray]:
         for event in events[owner]
         if isinstance(event, Encoded)
     ]
+
+
+def test_more_marks_than_a_step_holds_are_told_as_alone(tmp_path: Path) -> None:
+    folder = write_tiny_family(tmp_path / "bert", "bert_ForMaskedLM")
+    texts = [TEXTS[1]] * 5
+    marks = [
+        [at % len(TEXTS[1]) for at in range(first, first + count)] for first, count in enumerate((20, 30, 1, 24, 9))
+    ]
+    assert sum(map(len, marks)) > MAX_MARKS
+
+    together = encoded_masks(folder, texts, marks, 2)
+
+    for found, own in zip(together, marks, strict=True):
+        np.testing.assert_array_equal(found, encoded_masks(folder, texts[:1], [own], 2)[0])
+
+
+@pytest.mark.parametrize("rows", [512, 8192])
+def test_scores_of_the_vocabulary_are_reserved_for_marks_alone(tmp_path: Path, rows: int) -> None:
+    from headrace.engine.loader import inspect
+    from headrace.protocol.launch import WorkerLaunch
+
+    folder = write_tiny_family(tmp_path / "bert", "bert_ForMaskedLM")
+
+    inspection = inspect(WorkerLaunch(str(folder), "encoder", socket_fd=-1, max_step_tokens=rows))
+
+    buffer = inspection.encoded.buffer(TOKEN_SCORES)
+    vectors = inspection.encoded.buffer(VECTORS)
+    assert buffer.size_bytes == -(-MAX_MARKS * inspection.spec.vocab_size * 4 // 64) * 64
+    assert vectors.size_bytes == rows // 8 * inspection.spec.width * 4  # texts of 8 tokens may fill a step
+    verify_encoded(inspection.program, inspection.encoded)
 
 
 def test_files_without_the_heads_weights_are_an_embedding_model(tmp_path: Path) -> None:

@@ -246,7 +246,7 @@ class _Arm:
         unfused = unfuse(inspection.program, stage)
         verify(unfused.program)
         self._config = inspection.scheduler_config
-        encoded = encode(unfused.program, self._config.max_step_tokens)
+        encoded = encode(unfused.program, inspection.encoded.limits)
         verify_encoded(unfused.program, encoded)
         self._vm = TimedVm(make_vm(inspection, encoded, cutter.weights_of(unfused), isa), clock)
         self._clock = clock

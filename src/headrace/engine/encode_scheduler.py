@@ -18,7 +18,7 @@ import numpy.typing as npt
 from headrace.base.errors import ContextLengthError, DeadlineError, NumericalError, OverloadedError, RequestError
 from headrace.engine.blocks import BlockPool
 from headrace.engine.scheduler import Totals
-from headrace.engine.validate import check_encode
+from headrace.engine.validate import MAX_MARKS, check_encode
 from headrace.protocol.frames import (
     ID_BYTES,
     Encode,
@@ -42,7 +42,7 @@ class EncodeConfig:
     Args:
         width: elements of a vector.
         context_tokens: tokens of one input.
-        max_sequences, max_step_tokens: inputs and rows of a step; any input fits one.
+        max_sequences, max_step_tokens, max_marks: inputs, rows and marks of a step; any input fits one.
         queue_limit: requests that may be here.
         forms: what may be wanted of an input.
     """
@@ -52,6 +52,7 @@ class EncodeConfig:
     context_tokens: int
     max_sequences: int = 32
     max_step_tokens: int = 512
+    max_marks: int = MAX_MARKS
     queue_limit: int = 4096
     forms: tuple[EncodeForm, ...] = (EncodeForm.POOLED,)
 
@@ -165,6 +166,7 @@ class EncodeScheduler:
                 context_tokens=self.config.context_tokens,
                 width=self.config.width,
                 forms=self.config.forms,
+                max_marks=self.config.max_marks,
             )
             if len(self._requests) >= self.config.queue_limit:
                 raise OverloadedError(f"{len(self._requests)} requests wait, the limit is {self.config.queue_limit}")
@@ -204,13 +206,14 @@ class EncodeScheduler:
         queue = [(r.encode.priority, r.turn, r.order, r) for r in self._requests.values() if r.has_more]
         heapq.heapify(queue)
         items: list[Item] = []
-        room = self.config.max_step_tokens
+        room, marks_left = self.config.max_step_tokens, self.config.max_marks
         while queue and len(items) < self.config.max_sequences:
             priority, _, order, request = heapq.heappop(queue)
             item = Item(request, request.num_planned)
-            if item.num_tokens > room:
+            if item.num_tokens > room or len(item.marks) > marks_left:
                 continue  # its next input is too long for what is left; somebody else's may fit
             room -= item.num_tokens
+            marks_left -= len(item.marks)
             items.append(item)
             self._take(request, now_s)
             if request.has_more:

@@ -22,11 +22,13 @@ from headrace.engine.memory import MemoryNeeds, PoolPlan, plan_pool, read_availa
 from headrace.engine.pace import Pace
 from headrace.engine.packed_cache import PackedCache
 from headrace.engine.scheduler import Scheduler, SchedulerConfig
+from headrace.engine.validate import MAX_MARKS
 from headrace.engine.weight_plan import WeightPlan, plan_weights, weight_bytes
 from headrace.engine.weights import PackedWeight, load_weights
 from headrace.engine.work import WorkExecutor
 from headrace.policy.shares import Wish
 from headrace.policy.threads import ThreadPolicy
+from headrace.program.domains import RowLimits
 from headrace.program.encode import Encoded, encode
 from headrace.program.families import encoder_heads
 from headrace.program.ir import Program
@@ -78,14 +80,15 @@ class Inspection:
         """The limits of a model that makes vectors; None where it generates."""
         if self.spec.architecture is not Architecture.ENCODER_ONLY:
             return None
-        max_rows = _max_rows(self.launch, self.spec, self.pool.context_tokens)
+        limits = self.encoded.limits
         return EncodeConfig(
             vocab_size=self.spec.vocab_size,
             width=len(self.spec.labels) or self.spec.width,
             forms=_forms(self.spec),
             context_tokens=self.pool.context_tokens,
-            max_sequences=max(self.launch.max_sequences, max_rows // _SHORT_TEXT_TOKENS),
-            max_step_tokens=max_rows,
+            max_sequences=limits.sequences,
+            max_step_tokens=limits.rows,
+            max_marks=limits.outputs,
             queue_limit=self.launch.queue_limit,
         )
 
@@ -201,8 +204,8 @@ def _study(launch: WorkerLaunch) -> _Study:
     verify(program)
     kv_type = KvType.F32 if launch.dtype == "fp32" else KvType.BF16
     context_tokens = min(spec.context_tokens, launch.max_context_tokens or spec.context_tokens)
-    max_rows = _max_rows(launch, spec, context_tokens)
-    encoded = encode(program, max_rows)
+    limits = _row_limits(launch, spec, context_tokens)
+    encoded = encode(program, limits)
     # An encoder keeps keys and values of one layer, for the rows of one step.
     is_encoder = spec.architecture is Architecture.ENCODER_ONLY
     kv_layers = 1 if is_encoder else spec.layers
@@ -221,7 +224,7 @@ def _study(launch: WorkerLaunch) -> _Study:
         kv_type=kv_type,
         plans=plans,
         needs=needs,
-        kv_cache_tokens=max_rows + BLOCK_TOKENS * launch.max_sequences if is_encoder else launch.kv_cache_tokens,
+        kv_cache_tokens=limits.rows + BLOCK_TOKENS * limits.sequences if is_encoder else launch.kv_cache_tokens,
         context_tokens=context_tokens,
     )
 
@@ -336,25 +339,23 @@ def make_vm(inspection: Inspection, encoded: Encoded, weights: Sequence[PackedLi
     """
     from headrace.kernels.vm import KvConfig, Vm
 
-    spec, encode_config = inspection.spec, inspection.encode_config
-    config = encode_config or inspection.scheduler_config
+    spec, is_encoder = inspection.spec, inspection.encode_config is not None
     return Vm(
         encoded.records,
         encoded.arena_bytes,
         weights,
         threads=inspection.launch.threads,
         isa=isa,
-        max_rows=config.max_step_tokens,
-        max_sequences=config.max_sequences,
-        # A row has one output at most; without a masked head nothing has any.
-        max_outputs=1 if encode_config and not spec.has_masked_head else config.max_step_tokens,
+        max_rows=encoded.limits.rows,
+        max_sequences=encoded.limits.sequences,
+        max_outputs=encoded.limits.outputs,
         max_top=MAX_LOGPROBS,
         kv=KvConfig(
             type=inspection.kv_type,
             layers=spec.layers,
             kv_heads=spec.kv_heads,
             head_size=spec.head_size,
-            blocks=0 if encode_config else inspection.pool.num_blocks,
+            blocks=0 if is_encoder else inspection.pool.num_blocks,
         ),
     )
 
@@ -444,10 +445,17 @@ def _views(inspection: Inspection, forms: Sequence[EncodeForm]) -> dict[EncodeFo
     return {form: View(buffer.offset, buffer.width) for form, buffer in buffers.items()}
 
 
-def _max_rows(launch: WorkerLaunch, spec: ModelSpec, context_tokens: int) -> int:
-    """Returns the rows of a step: what was asked for, and in encoders the longest text at least."""
-    longest = context_tokens if spec.architecture is Architecture.ENCODER_ONLY else 1
-    return max(launch.max_step_tokens, launch.max_sequences, longest)
+def _row_limits(launch: WorkerLaunch, spec: ModelSpec, context_tokens: int) -> RowLimits:
+    """Returns the limits of a step: the rows that were asked for, and in encoders the longest text at least.
+
+    Of an encoder's rows few stand for a whole text, and only marks have outputs: scores of the vocabulary.
+    """
+    rows = max(launch.max_step_tokens, launch.max_sequences)
+    if spec.architecture is not Architecture.ENCODER_ONLY:
+        return RowLimits(rows, launch.max_sequences, rows)
+    rows = max(rows, context_tokens)
+    sequences = max(launch.max_sequences, rows // _SHORT_TEXT_TOKENS)
+    return RowLimits(rows, sequences, min(rows, MAX_MARKS) if spec.has_masked_head else 1)
 
 
 def _num_positions(inspection: Inspection) -> int:

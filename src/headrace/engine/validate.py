@@ -64,7 +64,13 @@ def check_submit(submit: Submit, *, vocab_size: int, context_tokens: int) -> Non
 
 
 def check_encode(
-    encode: Encode, *, vocab_size: int, context_tokens: int, width: int, forms: Sequence[EncodeForm]
+    encode: Encode,
+    *,
+    vocab_size: int,
+    context_tokens: int,
+    width: int,
+    forms: Sequence[EncodeForm],
+    max_marks: int = MAX_MARKS,
 ) -> None:
     """Checks one request for vectors against the model's limits.
 
@@ -99,7 +105,7 @@ def check_encode(
         _check_range("num_top", encode.num_top, 1, min(MAX_MASKED_TOP, vocab_size))
         _check_range("marks", len(encode.marks), len(encode.inputs), len(encode.inputs))
         for packed, marks in zip(encode.inputs, encode.marks, strict=True):
-            _check_range("marks", len(marks), 1, MAX_MARKS)
+            _check_range("marks", len(marks), 1, max_marks)
             for mark in marks:
                 _check_range("marks", mark, 0, len(packed) // ID_BYTES - 1)
     if encode.dimensions is not None:

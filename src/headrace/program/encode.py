@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from headrace.base.errors import ModelTooLargeError
+from headrace.program.domains import RowLimits, buffer_sizes
 from headrace.program.ir import NONE, Program, effect
 from headrace.program.opcodes import FIELDS
 from headrace.program.records import pack_record
@@ -16,12 +17,14 @@ from headrace.program.records import pack_record
 ALIGNMENT_BYTES = 64
 """A cache line, and the widest vector register."""
 MAX_ARENA_BYTES = 2**40
-"""Far above any machine; keeps offsets in range whatever ``max_rows`` says."""
+"""Far above any machine; keeps offsets in range whatever the limits of a step say."""
 
 
 @dataclass(frozen=True, slots=True)
 class BoundBuffer:
-    """Where a buffer lies: ``[max_rows, width]`` f32 at ``offset`` of the arena, alive in phases [start, stop]."""
+    """Where a buffer lies: ``[most rows of its domain, width]`` f32 at ``offset`` of the arena, alive in phases
+    [start, stop].
+    """
 
     name: str
     offset: int
@@ -33,12 +36,15 @@ class BoundBuffer:
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """What the VM is made from: ``RECORD_BYTES`` per instruction, and the arena that they index."""
+    """What the VM is made from: ``RECORD_BYTES`` per instruction, and the arena that they index.
+
+    ``limits`` are what the VM must be given too.
+    """
 
     records: bytes
     arena_bytes: int
     buffers: tuple[BoundBuffer, ...]
-    max_rows: int
+    limits: RowLimits
 
     def buffer(self, name: str) -> BoundBuffer:
         """Returns the buffer called ``name``."""
@@ -60,16 +66,19 @@ def lifetimes(program: Program) -> list[tuple[int, int] | None]:
     return spans
 
 
-def encode(program: Program, max_rows: int) -> Encoded:
-    """Returns the program's binary form for steps of up to ``max_rows`` rows.
+def encode(program: Program, limits: RowLimits | int) -> Encoded:
+    """Returns the program's binary form for steps within ``limits``; a number is ``RowLimits.of_rows``.
 
     Offsets are first-fit in order of birth: with a chain of layers this reuses the same few buffers for all of them.
 
     Raises:
         ModelTooLargeError: the arena would pass ``MAX_ARENA_BYTES``.
     """
-    assert max_rows > 0
+    if isinstance(limits, int):
+        limits = RowLimits.of_rows(limits)
+    assert min(limits.rows, limits.sequences, limits.outputs) > 0
     spans = lifetimes(program)
+    sizes = buffer_sizes(program, limits)
     order = sorted((span[0], index) for index, span in enumerate(spans) if span is not None)
     placed: list[BoundBuffer] = []
     by_index: dict[int, BoundBuffer] = {}
@@ -77,7 +86,7 @@ def encode(program: Program, max_rows: int) -> Encoded:
         span = spans[index]
         assert span is not None
         buffer = program.buffers[index]
-        size = -(-max_rows * buffer.width * 4 // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        size = -(-sizes[index] // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
         alive = sorted(
             (other for other in placed if other.stop_phase >= start and other.start_phase <= span[1]),
             key=lambda other: other.offset,
@@ -93,7 +102,7 @@ def encode(program: Program, max_rows: int) -> Encoded:
     arena_bytes = max((bound.offset + bound.size_bytes for bound in placed), default=0)
     if arena_bytes > MAX_ARENA_BYTES:
         raise ModelTooLargeError(
-            f"activations of {max_rows} rows take {arena_bytes} bytes, the limit is {MAX_ARENA_BYTES}: "
+            f"activations of {limits.rows} rows take {arena_bytes} bytes, the limit is {MAX_ARENA_BYTES}: "
             "lower the rows of a step"
         )
     records = []
@@ -106,4 +115,4 @@ def encode(program: Program, max_rows: int) -> Encoded:
                 value = NONE if index == NONE else by_index[index].offset
             values[field.name] = value
         records.append(pack_record(item.opcode, item.phase, **values))
-    return Encoded(b"".join(records), arena_bytes, tuple(placed), max_rows)
+    return Encoded(b"".join(records), arena_bytes, tuple(placed), limits)

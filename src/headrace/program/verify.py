@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 
+from headrace.program.domains import domain_read, domain_written
 from headrace.program.ir import NONE, Instruction, Program, effect, kv_read, kv_written, result, seal, weights_read
 from headrace.program.opcodes import (
     FIELDS,
@@ -408,11 +409,10 @@ def _flow(program: Program) -> Iterator[Fault]:
 
 def _domains(program: Program) -> Iterator[Fault]:
     """Yields instructions that read rows of another domain than they have, or prepared rows as plain ones."""
-    domains: dict[int, int] = {}
+    domains: dict[int, Domain] = {}
     prepared: set[int] = set()
     for number, item in enumerate(program.instructions):
-        is_sampling_only = item.opcode is Opcode.HEAD and item.integer("weight") == NONE
-        domain = Domain.OUTPUTS if is_sampling_only else int(item.values.get("domain", Domain.ROWS))
+        domain = domain_read(item)
         seen = effect(item)
         reads_prepared = item.values.get("norm") == Norm.PREPARED
         for index in (*seen.reads, *seen.updates):
@@ -422,10 +422,10 @@ def _domains(program: Program) -> Iterator[Fault]:
             (prepared.add if item.opcode is Opcode.PREPARE else prepared.discard)(index)
         for index in (*seen.reads, *seen.updates):
             if domains.get(index, domain) != domain:
-                found = Domain(domains[index]).name
+                found = domains[index].name
                 yield Fault("shape", where_of(number, item), f"{program.buffers[index].name} has one row for {found}")
         for index in seen.writes:
-            domains[index] = {Opcode.POOL: Domain.SEQUENCES, Opcode.PICK: Domain.OUTPUTS}.get(item.opcode, domain)
+            domains[index] = domain_written(item)
 
 
 def _hazards(program: Program) -> Iterator[Fault]:

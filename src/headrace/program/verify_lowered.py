@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from headrace.program.domains import buffer_sizes
 from headrace.program.encode import ALIGNMENT_BYTES, Encoded
 from headrace.program.ir import NONE, Instruction, Program, effect, result
 from headrace.program.opcodes import FIELDS, RECORD_BYTES
@@ -35,16 +36,17 @@ def encoded_faults(program: Program, encoded: Encoded) -> list[Fault]:
     if len(encoded.records) != count * RECORD_BYTES:
         return [Fault("arena", "records", f"{len(encoded.records)} bytes for {count} instructions")]
     offsets: dict[int, int] = {}
+    sizes = buffer_sizes(program, encoded.limits)
     found: list[Fault] = []
     for number, item in enumerate(program.instructions):
-        found += _record(program, encoded, offsets, number, item)
+        found += _record(encoded, sizes, offsets, number, item)
     if not found:
-        found += _aliasing(program, encoded, offsets)
+        found += _aliasing(program, sizes, offsets)
     return found
 
 
 def _record(
-    program: Program, encoded: Encoded, offsets: dict[int, int], number: int, item: Instruction
+    encoded: Encoded, sizes: list[int], offsets: dict[int, int], number: int, item: Instruction
 ) -> Iterator[Fault]:
     where = where_of(number, item)
     opcode, phase, values = unpack_record(encoded.records[number * RECORD_BYTES : (number + 1) * RECORD_BYTES])
@@ -58,7 +60,7 @@ def _record(
                 yield Fault("arena", where, f"{field.name} is {got}, it has none")
         elif field.type == "buffer":
             index, offset = int(want), int(got)
-            size = encoded.max_rows * program.buffers[index].width * 4
+            size = sizes[index]
             if offsets.setdefault(index, offset) != offset:
                 yield Fault("arena", where, f"{field.name} lies at {offset} here and at {offsets[index]} elsewhere")
             if offset < 0 or offset % ALIGNMENT_BYTES or offset + size > encoded.arena_bytes:
@@ -70,11 +72,11 @@ def _record(
             yield Fault("arena", where, f"{field.name} is {got}, not {want}")
 
 
-def _aliasing(program: Program, encoded: Encoded, offsets: dict[int, int]) -> Iterator[Fault]:
+def _aliasing(program: Program, sizes: list[int], offsets: dict[int, int]) -> Iterator[Fault]:
     """Replays the records phase by phase: a read must find all bytes of its buffer as its writer left them."""
 
     def extent(index: int) -> tuple[int, int]:
-        return offsets[index], offsets[index] + encoded.max_rows * program.buffers[index].width * 4
+        return offsets[index], offsets[index] + sizes[index]
 
     def overlaps(left: int, right: int) -> bool:
         (a, b), (c, d) = extent(left), extent(right)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.engine.encode_scheduler import EncodeConfig, EncodePlan, EncodeScheduler
-from headrace.protocol.frames import Encode, Encoded, Event, Failed, Finished, FinishReason, Started, pack_ids
+from headrace.protocol.frames import (
+    Encode,
+    Encoded,
+    EncodeForm,
+    Event,
+    Failed,
+    Finished,
+    FinishReason,
+    Started,
+    pack_ids,
+)
 
 CONFIG = EncodeConfig(vocab_size=100, width=8, context_tokens=16, max_sequences=4, max_step_tokens=20, queue_limit=5)
 
@@ -54,6 +65,18 @@ def test_every_input_comes_back_in_order_and_the_request_ends_once() -> None:
     assert isinstance(ending, Finished)
     assert (ending.reason, ending.prompt_tokens, ending.output_tokens) == (FinishReason.STOP, 34, 0)
     assert not scheduler.has_work
+
+
+def test_a_step_holds_no_more_marks_than_it_has_room_for() -> None:
+    scheduler = EncodeScheduler(replace(CONFIG, forms=(EncodeForm.POOLED, EncodeForm.MASKED), max_marks=5))
+    masks = {"form": EncodeForm.MASKED, "num_top": 1}
+    scheduler.submit(0, encode_of("a", [[1] * 4] * 3, marks=[[0, 1], [0, 1, 2, 3], [2]], **masks), 0.0)
+    scheduler.submit(0, encode_of("b", [[1] * 4]), 0.0)
+
+    plans = run(scheduler)
+
+    assert [sum(len(item.marks) for item in plan.items) for plan in plans] == [2, 5]
+    assert [len(plan.items) for plan in plans] == [2, 2]  # b's text went beside the first
 
 
 @settings(max_examples=60, deadline=None)

@@ -7,13 +7,14 @@ import numpy as np
 import pytest
 
 from headrace.program.builder import Builder
+from headrace.program.domains import RowLimits
 from headrace.program.encode import encode
 from headrace.program.ir import NONE, Instruction, Part, Program, result, seal
 from headrace.program.model import Architecture, ModelSpec, RopeSpec
 from headrace.program.opcodes import LANES, Activation, Domain, Epilogue, Norm, Opcode, Pooling
 from headrace.program.unfuse import STAGES, unfuse
 from headrace.program.verify import faults, verify
-from headrace.program.verify_lowered import verify_encoded
+from headrace.program.verify_lowered import encoded_faults, verify_encoded
 from headrace.testing.random_builder import Wanted, random_program
 
 SPEC = ModelSpec(
@@ -180,6 +181,18 @@ def test_encoder_is_sound_and_leaves_its_result() -> None:
     assert faults(ENCODER) == []
     assert result(ENCODER) == ENCODER.instructions[8].integer("out")
     verify_encoded(ENCODER, encode(ENCODER, 7))
+
+
+def test_an_encoder_reserves_rows_for_its_sequences_only_where_it_has_no_more() -> None:
+    encoded = encode(ENCODER, RowLimits(rows=70, sequences=3, outputs=1))
+
+    pooled = encoded.buffer(ENCODER.buffers[ENCODER.instructions[8].integer("out")].name)
+
+    assert pooled.size_bytes == -(-3 * pooled.width * 4 // 64) * 64
+    assert pooled.size_bytes < encode(ENCODER, 70).buffer(pooled.name).size_bytes
+    verify_encoded(ENCODER, encoded)
+    lying = replace(encoded, limits=RowLimits(rows=70, sequences=7000, outputs=1))
+    assert "arena" in {fault.rule for fault in encoded_faults(ENCODER, lying)}
 
 
 @pytest.mark.parametrize("name", sorted(ENCODER_MUTANTS))
