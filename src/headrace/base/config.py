@@ -6,31 +6,28 @@ both are known (``fleet.launch``). Nothing here is mutated after loading.
 
 from __future__ import annotations
 
-import difflib
+import dataclasses
 import re
-import types
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-import yaml
-from pydantic import BaseModel, ValidationError
-from pydantic.fields import FieldInfo
-
-from headrace.base.config_models import check_models, read_models
+from headrace.base.config_check import check_value, members, split
+from headrace.base.config_models import check_models
 from headrace.base.config_schema import (
+    SECTIONS,
     InferenceEngine,
     KernelConfig,
     Limits,
     Log,
     Paths,
-    Schema,
     Server,
     Store,
 )
-from headrace.base.config_yaml import Given, read_sections
+from headrace.base.config_yaml import Given
 from headrace.base.errors import ConfigError
 
 CONFIG_FILE_NAME: Final = "headrace.yaml"
@@ -56,6 +53,7 @@ class Setting:
         default: its default value.
         description: one sentence.
         type_text: its type as people read it.
+        annotation: its type and bounds as ``base.config_check`` reads them.
     """
 
     key: str
@@ -63,6 +61,7 @@ class Setting:
     default: object
     description: str
     type_text: str
+    annotation: object
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,22 +101,26 @@ class Config:
 
 def list_settings() -> list[Setting]:
     """Gives every setting in the schema's order."""
-    settings = []
-    for section, section_field in Schema.model_fields.items():
-        model = section_field.annotation
-        assert isinstance(model, type)
-        assert issubclass(model, BaseModel)
-        for name, info in model.model_fields.items():
-            settings.append(
-                Setting(
-                    key=f"{section}.{name}",
-                    env=f"{ENV_PREFIX}{section}_{name}".upper(),
-                    default=info.default,
-                    description=info.description or "",
-                    type_text=_type_text(info),
-                )
+    return list(_settings())
+
+
+@cache
+def _settings() -> tuple[Setting, ...]:
+    found: list[Setting] = []
+    for section, kind in SECTIONS.items():
+        annotations = typing.get_type_hints(kind, include_extras=True)
+        found.extend(
+            Setting(
+                key=f"{section}.{item.name}",
+                env=f"{ENV_PREFIX}{section}_{item.name}".upper(),
+                default=item.default,
+                description=item.metadata["description"],
+                type_text=_type_text(annotations[item.name]),
+                annotation=annotations[item.name],
             )
-    return settings
+            for item in dataclasses.fields(kind)
+        )
+    return tuple(found)
 
 
 def load_config(
@@ -163,22 +166,19 @@ def load_config(
 
 
 def _build(given: Mapping[str, Given], settings: Mapping[str, Setting]) -> Config:
-    values: dict[str, dict[str, object]] = {}
-    for key, item in given.items():
+    values: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
+    faults = []
+    for key, setting in settings.items():
+        if (item := given.get(key)) is None:
+            continue
         section, name = key.split(".")
-        values.setdefault(section, {})[name] = item.value
-    try:
-        schema = Schema.model_validate(values)
-    except ValidationError as error:
-        raise ConfigError(_explain(error, given)) from error
+        values[section][name], fault = check_value(item.value, setting.annotation)
+        if fault is not None:
+            faults.append(f"{item.origin}: {key} is {item.value!r}: {fault}")
+    if faults:
+        raise ConfigError("\n".join(faults))
     return Config(
-        inference_engine=schema.inference_engine,
-        kernel_config=schema.kernel_config,
-        server=schema.server,
-        limits=schema.limits,
-        store=schema.store,
-        paths=schema.paths,
-        log=schema.log,
+        **{section: kind(**values[section]) for section, kind in SECTIONS.items()},
         origins={key: given[key].origin if key in given else "default" for key in settings},
     )
 
@@ -200,6 +200,11 @@ def flag_name(key: str) -> str:
 
 def _read_file(file: Path, keys: Sequence[str]) -> tuple[dict[str, Given], dict[str, dict[str, Given]] | None]:
     """Gives the common settings, and those of each model where the file has ``models``."""
+    import yaml  # late: most starts have no file
+
+    from headrace.base.config_models import read_models
+    from headrace.base.config_yaml import read_sections
+
     try:
         with file.open("rb") as stream:
             data = stream.read(MAX_FILE_BYTES + 1)
@@ -235,6 +240,8 @@ def _read_env(env: Mapping[str, str], settings: Mapping[str, Setting]) -> dict[s
             continue
         setting = by_env.get(name)
         if setting is None:
+            import difflib
+
             close = difflib.get_close_matches(name, by_env, n=1, cutoff=0.0)
             raise ConfigError(f"environment: unknown variable {name}: the nearest is {close[0]}")
         given[setting.key] = Given(_parse_text(env[name], setting), f"env {name}")
@@ -248,6 +255,8 @@ def _parse_text(text: str, setting: Setting) -> object:
         return None
     if setting.type_text.startswith("text") or "`" in setting.type_text:
         return text
+    import yaml
+
     try:
         value: object = yaml.safe_load(text)
     except yaml.YAMLError:
@@ -255,54 +264,26 @@ def _parse_text(text: str, setting: Setting) -> object:
     return value
 
 
-def _explain(error: ValidationError, given: Mapping[str, Given]) -> str:
-    """Gives one line per wrong value: where it stands, what it is and what it may be."""
-    lines = []
-    for problem in error.errors(include_url=False):
-        key = ".".join(str(part) for part in problem["loc"][:2])
-        item = given[key]
-        reason = problem["msg"][:1].lower() + problem["msg"][1:]
-        lines.append(f"{item.origin}: {key} is {item.value!r}: {reason}")
-    return "\n".join(dict.fromkeys(lines))
-
-
-def _type_text(field: FieldInfo) -> str:
-    parts = [_name_of(part) for part in _members(field.annotation)]
+def _type_text(annotation: object) -> str:
+    parts = [_name_of(part) for part in members(annotation)]
+    rules = [rule for part in members(annotation) for rule in split(part)[1]]
     low = high = None
-    for rule in _rules(field):
-        low = low or _bound(rule, "ge", "≥") or _bound(rule, "gt", ">")
-        high = high or _bound(rule, "le", "≤") or _bound(rule, "lt", "<")
+    for rule in rules:
+        low = low or _bound(rule.ge, "≥") or _bound(rule.gt, ">")
+        high = high or _bound(rule.le, "≤") or _bound(rule.lt, "<")
     bounds = ", ".join(bound for bound in (low, high) if bound and parts[0] not in ("text", "boolean"))
     if bounds:
         parts[0] = f"{parts[0]} {bounds}"
     return " or ".join(parts)
 
 
-def _members(annotation: object) -> Iterator[object]:
-    if typing.get_origin(annotation) in (types.UnionType, typing.Union):
-        for part in typing.get_args(annotation):
-            yield from _members(part)
-    else:
-        yield annotation
-
-
 def _name_of(annotation: object) -> str:
-    if typing.get_origin(annotation) is typing.Annotated:
-        annotation = typing.get_args(annotation)[0]
-    if typing.get_origin(annotation) is typing.Literal:
-        return ", ".join(f"`{choice}`" for choice in typing.get_args(annotation))
+    kind, _ = split(annotation)
+    if typing.get_origin(kind) is typing.Literal:
+        return ", ".join(f"`{choice}`" for choice in typing.get_args(kind))
     names = {int: "integer", float: "number", bool: "boolean", str: "text", type(None): "null"}
-    return names[typing.cast("type", annotation)]
+    return names[typing.cast("type", kind)]
 
 
-def _rules(field: FieldInfo) -> Iterator[object]:
-    yield from field.metadata
-    for part in _members(field.annotation):
-        if typing.get_origin(part) is typing.Annotated:
-            for extra in typing.get_args(part)[1:]:
-                yield from extra.metadata if isinstance(extra, FieldInfo) else [extra]
-
-
-def _bound(rule: object, name: str, sign: str) -> str | None:
-    limit = getattr(rule, name, None)
+def _bound(limit: float | None, sign: str) -> str | None:
     return None if limit is None else f"{sign} {limit:,}".replace(",", " ")

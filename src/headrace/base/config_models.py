@@ -14,12 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final
-
-import yaml
+from typing import TYPE_CHECKING, Final
 
 from headrace.base.config_yaml import Given, read_sections, walk
 from headrace.base.errors import ConfigError
+
+if TYPE_CHECKING:
+    import yaml
 
 MAX_NAME_CHARS: Final = 256
 

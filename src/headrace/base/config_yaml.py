@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-import yaml
+from typing import TYPE_CHECKING
 
 from headrace.base.errors import ConfigError
+
+if TYPE_CHECKING:  # most starts read no file, and the library takes 12 ms to import
+    import yaml
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,8 @@ def read_sections(
     Raises:
         ConfigError: no map, or an unknown or doubled key; names file, line and nearest key.
     """
+    import yaml
+
     sections = sorted({key.split(".")[0] for key in keys})
     for section, section_node, place in walk(file, root, what):
         if section == skipped:
@@ -57,6 +60,8 @@ def walk(file: Path, node: yaml.Node, what: str) -> Iterator[tuple[str, yaml.Nod
     Raises:
         ConfigError: it is no map, a key is no word, or stands twice.
     """
+    import yaml
+
     if not isinstance(node, yaml.MappingNode):
         raise ConfigError(f"{file}:{node.start_mark.line + 1}: {what} must be a map of `key: value` lines")
     seen: dict[str, str] = {}
@@ -72,6 +77,8 @@ def walk(file: Path, node: yaml.Node, what: str) -> Iterator[tuple[str, yaml.Nod
 
 
 def _scalar(node: yaml.ScalarNode) -> object:
+    import yaml
+
     constructor = yaml.SafeLoader("")
     try:
         value: object = constructor.construct_object(node)
@@ -82,6 +89,8 @@ def _scalar(node: yaml.ScalarNode) -> object:
 
 def nearest(name: str, candidates: Sequence[str], keys: Sequence[str]) -> str:
     """Gives the hint behind an unknown name: the nearest one, here or in another section."""
+    import difflib
+
     here = difflib.get_close_matches(name, candidates, n=1, cutoff=0.75)
     if here:
         return f": did you mean {here[0]}?"
