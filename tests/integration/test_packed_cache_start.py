@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import json
 import threading
 from pathlib import Path
 
 import pytest
-from structlog.testing import capture_logs
 
 from headrace.base.clock import SystemClock
 from headrace.engine import packed_cache
@@ -28,13 +30,14 @@ def start(model: Path, folder: Path | None) -> tuple[dict[str, list[object]], li
         packed_cache_path=str(folder) if folder else None,
     )
     inspection = inspect(launch)
-    with capture_logs() as logs:
+    with contextlib.redirect_stderr(io.StringIO()) as log:
         machine = Machine(inspection.scheduler_config, load(inspection, SystemClock()).vm)
         for thread in threading.enumerate():
             if thread.name == "packed-weights":
                 thread.join()
+    events = [json.loads(line)["event"] for line in log.getvalue().splitlines()]
     heard = run_together(machine, make_requests(8, vocab_size=320, longest_prompt=40, max_tokens=12))
-    return heard, [entry["event"] for entry in logs if entry["event"].startswith("packed_")]
+    return heard, [event for event in events if event.startswith("packed_")]
 
 
 def test_second_start_reads_and_a_flipped_byte_is_packed_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,5 @@
 import json
+from pathlib import Path
 
 import pytest
 
@@ -43,3 +44,28 @@ def test_secrets_and_prompts_are_hidden(capsys: pytest.CaptureFixture[str], is_j
 def test_unknown_level_is_refused_with_the_known_ones() -> None:
     with pytest.raises(ConfigError, match="'loud' is unknown: use one of debug, info, warning, error"):
         setup_log("loud")
+
+
+@pytest.mark.parametrize("is_json", [True, False])
+def test_an_event_with_strange_values_stays_one_line(capsys: pytest.CaptureFixture[str], is_json: bool) -> None:
+    setup_log("info", is_json=is_json)
+
+    get_log("headrace.x").info("request_finished", reason="a\nb\x1b[2J", path=Path("/x"), text_length=float("nan"))
+
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert "\x1b" not in err
+    assert "/x" in err
+
+
+def test_exception_brings_its_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    setup_log("info")
+
+    try:
+        raise ValueError("canary")
+    except ValueError:
+        get_log("headrace.x").exception("engine_error", num_rows=3)
+
+    event = json.loads(capsys.readouterr().err)
+    assert (event["level"], event["num_rows"]) == ("error", 3)
+    assert event["exception"].endswith("ValueError: canary")
