@@ -113,10 +113,10 @@ def run(suite: Suite, servers: dict[str, Server]) -> Report:
     package, version, part = suite.source
     report = Report(suite.name, version)
     python = python_with(suite.name, suite.packages)
-    tests = source_of(package, version, part)
+    tests = source_of(package, version, part).resolve()  # or pytest names files from another root
     entries = read(suite.lists)
     if suite is VLLM:  # its files are a package called tests
-        home = FOLDER / "sources" / "vllm-home"
+        home = FOLDER.resolve() / "sources" / "vllm-home"
         home.mkdir(exist_ok=True)
         if not (home / "tests").exists():
             (home / "tests").symlink_to(tests, target_is_directory=True)

@@ -50,6 +50,24 @@ def test_base64_floats_and_token_ids_give_the_same_vector(encoder: Server) -> No
         assert np.array_equal(vector, np.array(by_default.data[0].embedding))
 
 
+def test_texts_in_objects_and_between_ids_give_the_same_vector(encoder: Server) -> None:
+    first, rest = TEXT.split(" ", 1)
+    whole = embed(encoder, TEXT).data[0].embedding
+    body = {
+        "model": encoder.model,
+        "input": [
+            {"prompt_string": TEXT},
+            {"content": [{"type": "text", "text": first + " "}, {"type": "text", "text": rest}]},
+            [IDS[0], first, *IDS[2:]],
+        ],
+    }
+
+    answer = encoder.post("/v1/embeddings", body).json()
+
+    assert [item["embedding"] == pytest.approx(whole) for item in answer["data"]] == [True] * 3
+    assert answer["usage"]["prompt_tokens"] == 3 * len(IDS)
+
+
 def test_many_inputs_come_back_in_order(encoder: Server) -> None:
     texts = [
         " ".join(WORDS[4 + index % 13] for index in range(number, number + 1 + number % 20)) for number in range(300)

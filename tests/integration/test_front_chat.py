@@ -47,6 +47,17 @@ async def test_chat_answers_with_the_workers_text(make_house: Any) -> None:
     assert headers["x-request-id"]
 
 
+async def test_a_conversation_is_counted_as_its_answer_counts_it(make_house: Any) -> None:
+    house = await make_house(Script(default=Reply(text="Hello")))
+
+    _, answer, _ = await house.post(CHAT_PATH, CHAT)
+    status, counted, headers = await house.post(CHAT_PATH + "/input_tokens", {**CHAT, "flavour": "mint"})
+
+    assert (status, counted) == (200, {"input_tokens": answer["usage"]["prompt_tokens"]})
+    assert headers["x-headrace-ignored-fields"] == "flavour"
+    assert len(house.worker.received) == 1
+
+
 async def test_chat_stream_is_role_deltas_finish_done(make_house: Any) -> None:
     house = await make_house(Script(default=Reply(text="Hello")))
 

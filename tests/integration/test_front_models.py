@@ -106,6 +106,7 @@ async def test_an_unknown_model_is_a_404_that_lists_the_known_ones(tmp_path: Pat
             "/tokenize": {"prompt": "a"},
             "/v1/messages": {**CHAT, "max_tokens": 5},
             "/v1/messages/count_tokens": CHAT,
+            CHAT_PATH + "/input_tokens": CHAT,
         }
         answers = [await found.post(path, {**body, "model": "gone"}) for path, body in bodies.items()]
         card = await found.get("/v1/models/gone")

@@ -19,6 +19,7 @@ from headrace.gateway.pipeline import Pipeline
 from headrace.gateway.quarantine import fingerprint_inputs
 from headrace.gateway.ticket import BACKSTOP_S, Ticket
 from headrace.protocol.frames import ID_BYTES, Encode, Encoded, EncodeForm, Failed, Started, Welcome, pack_ids
+from headrace.protocol.inputs import Input, Row
 
 if TYPE_CHECKING:
     from headrace.gateway.ledger import Record
@@ -58,7 +59,7 @@ class Reader:
     limit: int
     vocab_size: int
 
-    def ids(self, given: str | list[int], param: str, truncate_tokens: int | None) -> bytes:
+    def ids(self, given: Input, param: str, truncate_tokens: int | None) -> bytes:
         """Gives the ids of one text, or checks those that were given; packed.
 
         Args:
@@ -74,7 +75,8 @@ class Reader:
             if not ids:
                 raise RequestError(f"{param} has no tokens: nothing can be made of it", param=param, code="empty_input")
             return pack_ids(ids)
-        ids = given if kept is None else given[:kept]
+        row = self._row(given, param) if isinstance(given, Row) else given
+        ids = row if kept is None else row[:kept]
         bad = next((token for token in ids if token >= self.vocab_size), None)
         if bad is not None:
             raise RequestError(f"{param} holds token {bad}, the vocabulary is 0 to {self.vocab_size - 1}", param=param)
@@ -131,10 +133,24 @@ class Reader:
             )
         return ids, marks
 
+    def _row(self, row: Row, param: str) -> list[int]:
+        """Gives the ids of texts and ids in a row, no further than the first part that is too much."""
+        ids: list[int] = []
+        for part in row.parts:
+            if len(ids) > self.limit:
+                break
+            if isinstance(part, int):
+                ids.append(part)
+            elif part:
+                ids += self.tokenizer.encode_within(part, add_special=False, limit_tokens=self.limit, param=param)
+        if not ids:
+            raise RequestError(f"{param} has no tokens: nothing can be made of it", param=param, code="empty_input")
+        return ids
+
     def _too_long(self, count: int, param: str) -> ContextLengthError:
         return ContextLengthError(
-            f"This model's maximum context length is {self.limit} tokens. However, {param} has {count} tokens: shorten "
-            "it, or send truncate_prompt_tokens.",
+            f"This model's maximum context length is {self.limit} tokens. However, {param} is too large, at least "
+            f"{count} tokens: shorten it, or send truncate_prompt_tokens.",
             param=param,
         )
 

@@ -11,12 +11,11 @@ from typing import Final, Literal
 
 import msgspec
 
-from headrace.base.errors import RequestError
 from headrace.protocol.fields import Fields
+from headrace.protocol.inputs import Input, inputs_of
 from headrace.protocol.openai import MAX_TOKEN_ID
 from headrace.protocol.strict_json import decode_object
 
-MAX_INPUTS: Final = 2**17
 _MAX_CHARS: Final = 2**26
 _MAX_NAME: Final = 256
 MAX_DIMENSIONS: Final = 2**20
@@ -31,7 +30,6 @@ class EmbeddingRequest:
     """A checked body.
 
     Args:
-        inputs: each a text or token ids.
         is_base64: vectors go out as base64 of little-endian f32 instead of numbers.
         model: None where none is named: the server's first.
         dimensions: leading elements that are wanted, None for all.
@@ -42,7 +40,7 @@ class EmbeddingRequest:
     """
 
     model: str | None
-    inputs: tuple[str | list[int], ...]
+    inputs: tuple[Input, ...]
     is_base64: bool
     dimensions: int | None
     truncate_tokens: int | None
@@ -81,46 +79,6 @@ def truncation(fields: Fields) -> int | None:
     if truncate == 0:
         raise fields.wrong("truncate_prompt_tokens", 0, "at least 1, or -1 for the model's limit")
     return MAX_TOKEN_ID if truncate == _MODEL_LIMIT else truncate
-
-
-def inputs_of(fields: Fields) -> tuple[str | list[int], ...]:
-    """Gives ``input``: a text, a list of texts, a list of token ids, or a list of such lists.
-
-    Raises:
-        RequestError: it is missing, empty or holds something else.
-    """
-    value = fields.take("input")
-    if value is None:
-        raise fields.missing("input")
-    if isinstance(value, str):
-        return (_text(fields, value, "input"),)
-    if not isinstance(value, list) or not value:
-        raise fields.wrong("input", value, "a text, a list of texts, or token ids, and not empty")
-    if len(value) > MAX_INPUTS:
-        raise RequestError(f"input has {len(value)} entries, the limit is {MAX_INPUTS}", param="input")
-    if all(type(item) is int for item in value):
-        return (_ids(fields, value, "input"),)
-    return tuple(
-        _ids(fields, item, f"input[{index}]") if isinstance(item, list) else _text(fields, item, f"input[{index}]")
-        for index, item in enumerate(value)
-    )
-
-
-def _text(fields: Fields, value: object, name: str) -> str:
-    if not isinstance(value, str):
-        raise fields.wrong(name, value, "a text or a list of token ids")
-    if not value:
-        raise RequestError(f"{name} is empty: there is nothing to embed", param=name, code="empty_input")
-    return value
-
-
-def _ids(fields: Fields, value: list[object], name: str) -> list[int]:
-    if not value:
-        raise RequestError(f"{name} has no tokens: there is nothing to embed", param=name, code="empty_input")
-    ids = [item for item in value if type(item) is int and 0 <= item <= MAX_TOKEN_ID]
-    if len(ids) != len(value):
-        raise fields.wrong(name, value, f"token ids from 0 to {MAX_TOKEN_ID}")
-    return ids
 
 
 class _Vector(msgspec.Struct, frozen=True):

@@ -76,6 +76,8 @@ _NOT_READY: Final = {503: "the model is loading, or no worker is healthy"}
 OPERATIONS: Final = (
     Operation("/v1/chat/completions", "post", "createChatCompletion", "Answers a conversation.", "ChatAnswer",
               {**CHAT, **OPTIONS}, ("messages",), _RUN, has_stream=True),
+    Operation("/v1/chat/completions/input_tokens", "post", "countChatTokens", "Counts a conversation's prompt.",
+              "CountAnswer", {**CHAT, **OPTIONS}, ("messages",), _COUNT),
     Operation("/v1/completions", "post", "createCompletion", "Continues a text.", "CompletionAnswer",
               {**COMPLETION, **OPTIONS}, ("prompt",), _RUN, has_stream=True),
     Operation("/v1/messages", "post", "createMessage", "Answers a conversation, in Anthropic's form.", "MessageAnswer",

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Final
 
-from headrace.protocol.embeddings import MAX_INPUTS
+from headrace.protocol.inputs import MAX_INPUTS
 from headrace.protocol.openai import MAX_TOKEN_ID
 from headrace.protocol.openapi_parts import Schema, flag, integer, text_of
 from headrace.protocol.tasks import MAX_MASKED_TOP
 
 _MODEL: Final = {"model": text_of(256, "A name of `GET /v1/models`; may be left out.")}
 _TEXT: Final[Schema] = {"type": "string"}
-_IDS: Final[Schema] = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": MAX_TOKEN_ID}}
 _TRUNCATE: Final = {
     "truncate_prompt_tokens": integer(
         -1, MAX_TOKEN_ID, "Cut longer inputs to so many tokens, −1: to the context; without, they are refused."
@@ -39,10 +38,29 @@ _DOCUMENTS: Final[Schema] = {
     "maxItems": MAX_INPUTS,
     "description": "The texts to score, each a string or an object with `text`.",
 }
+_ROW: Final = _list({"anyOf": [_TEXT, {"type": "integer", "minimum": 0, "maximum": MAX_TOKEN_ID}]})
+_PART: Final[Schema] = {
+    "type": "object",
+    "properties": {"type": {"const": "text"}, "text": _TEXT},
+    "required": ["type", "text"],
+}
+_AS_OBJECT: Final[Schema] = {
+    "type": "object",
+    "properties": {"content": {**_list(_PART), "minItems": 1}, "prompt_string": _TEXT},
+    "minProperties": 1,
+    "maxProperties": 1,
+    "additionalProperties": False,
+}
+_ONE_INPUT: Final = [_TEXT, {**_ROW, "minItems": 1}, _AS_OBJECT]
+_INPUT: Final[Schema] = {
+    "anyOf": [*_ONE_INPUT, {**_list({"anyOf": _ONE_INPUT}), "minItems": 1, "maxItems": MAX_INPUTS}],
+    "description": "A text, token ids, or a list of such; ids may have texts among them, which then get no special "
+    "tokens; a text may be an object with `content` or `prompt_string` (llama.cpp's).",
+}
 
 EMBEDDINGS: Final[dict[str, Schema]] = {
     **_MODEL,
-    "input": _texts("A text, a list of texts, token ids, or a list of such lists.", _IDS, {"type": "integer"}),
+    "input": _INPUT,
     "encoding_format": text_of(16, "`float` or `base64` (little-endian f32)."),
     "dimensions": integer(1, 2**20, "Leading elements of the vectors, brought to length 1 again."),
     "user": text_of(2**26, "Not used."),

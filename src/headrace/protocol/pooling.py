@@ -15,8 +15,9 @@ from typing import Final
 
 import msgspec
 
-from headrace.protocol.embeddings import MAX_DIMENSIONS, inputs_of, truncation, values_of
+from headrace.protocol.embeddings import MAX_DIMENSIONS, truncation, values_of
 from headrace.protocol.fields import Fields
+from headrace.protocol.inputs import Input, inputs_of
 from headrace.protocol.rerank import sigmoid, softmax
 from headrace.protocol.strict_json import decode_object
 
@@ -50,7 +51,7 @@ class PoolingRequest:
     """
 
     model: str | None
-    inputs: tuple[str | list[int], ...]
+    inputs: tuple[Input, ...]
     task: PoolingTask | None
     is_base64: bool
     is_plain: bool

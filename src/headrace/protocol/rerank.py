@@ -16,8 +16,9 @@ from typing import Any, Final
 import msgspec
 
 from headrace.base.errors import RequestError
-from headrace.protocol.embeddings import MAX_INPUTS, truncation, values_of
+from headrace.protocol.embeddings import truncation, values_of
 from headrace.protocol.fields import Fields
+from headrace.protocol.inputs import MAX_INPUTS
 from headrace.protocol.openai import MAX_TOKEN_ID
 from headrace.protocol.strict_json import decode_object
 

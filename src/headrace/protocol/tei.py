@@ -11,8 +11,9 @@ from collections.abc import Sequence
 import msgspec
 
 from headrace.base.errors import RequestError
-from headrace.protocol.embeddings import MAX_DIMENSIONS, MAX_INPUTS, EmbeddingRequest, values_of
+from headrace.protocol.embeddings import MAX_DIMENSIONS, EmbeddingRequest, values_of
 from headrace.protocol.fields import Fields
+from headrace.protocol.inputs import MAX_INPUTS
 from headrace.protocol.openai import MAX_TOKEN_ID
 from headrace.protocol.rerank import ClassifyRequest, probabilities, texts_of
 from headrace.protocol.strict_json import decode_object

@@ -75,6 +75,7 @@ def public_app(state: FrontState) -> Edge:
     )
     tokens = TokenPages(state.models)
     max_bytes = state.settings.max_body_bytes
+    counting = partial(JsonEndpoint, recorder=state.recorder, max_body_bytes=max_bytes)
     encoding = _Encoding(
         models=state.models,
         ledger=state.ledger,
@@ -88,6 +89,7 @@ def public_app(state: FrontState) -> Edge:
 
     handlers: dict[str, Handler] = {
         "/v1/chat/completions": endpoint("chat", parse_chat),
+        "/v1/chat/completions/input_tokens": counting("count_tokens", tokens.count_chat),
         "/v1/completions": endpoint("completions", parse_completion),
         "/v1/embeddings": Embeddings("embeddings", parse_embeddings, **encoding),
         "/v1/pooling": Pooling("pooling", parse_pooling, **encoding),
@@ -101,9 +103,9 @@ def public_app(state: FrontState) -> Edge:
         "/v1/rerank": scores("rerank", parse_rerank),
         "/v2/rerank": scores("rerank", parse_rerank),
         "/v1/messages": endpoint("messages", parse_message, anthropic_writer, prepare=speak_anthropic),
-        "/v1/messages/count_tokens": JsonEndpoint(tokens.count_message, max_bytes, speak_anthropic),
-        "/tokenize": JsonEndpoint(tokens.tokenize, max_bytes),
-        "/detokenize": JsonEndpoint(tokens.detokenize, max_bytes),
+        "/v1/messages/count_tokens": counting("count_tokens", tokens.count_message, prepare=speak_anthropic),
+        "/tokenize": counting("tokenize", tokens.tokenize),
+        "/detokenize": counting("detokenize", tokens.detokenize),
     }
     by_task: dict[Task, EncodeEndpoint[Any]] = {
         Task.VECTORS: Embeddings("embeddings", parse_task_vectors, **encoding),

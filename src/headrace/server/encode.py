@@ -17,6 +17,7 @@ from headrace.gateway.ledger import Ledger, Record
 from headrace.gateway.models import Models
 from headrace.protocol.embeddings import EmbeddingRequest, embeddings_body, values_of
 from headrace.protocol.frames import EncodeForm, Welcome
+from headrace.protocol.inputs import Input
 from headrace.protocol.launch import Kind
 from headrace.protocol.rerank import (
     ClassifyRequest,
@@ -79,7 +80,7 @@ class EncodeEndpoint(Endpoint, Generic[_R]):
     async def _serve(self, exchange: Exchange, record: Record) -> None:
         request = await self._read(exchange, self._parse, self._max_body_bytes)
         pipeline = self._find(record, request.model, *self._kinds)
-        headers = self._note_ignored(request.unknown)
+        headers = self._ignored.note(request.unknown)
         encoding = Encoding(pipeline, record.model, record, self._executor)
         try:
             await exchange.answer(200, await self._answer(request, encoding), headers)
@@ -168,7 +169,7 @@ class Classes(EncodeEndpoint[ClassifyRequest]):
         )
 
 
-def input_tokens(inputs: Sequence[str | list[int]], truncate_tokens: int | None, reader: Reader) -> Tokens:
+def input_tokens(inputs: Sequence[Input], truncate_tokens: int | None, reader: Reader) -> Tokens:
     """Reads the field ``input``: a text, token ids, or a list of either."""
     name = "input[{}]" if len(inputs) > 1 else "input"
     return Tokens([reader.ids(text, name.format(at), truncate_tokens) for at, text in enumerate(inputs)])

@@ -17,10 +17,10 @@ from headrace.gateway.models import Models
 from headrace.gateway.pipeline import Pipeline
 from headrace.protocol.launch import Kind
 from headrace.server.exchange import BODY_IDLE_S, CLIENT_CLOSED, ClientGoneError, Exchange
+from headrace.server.ignored import IgnoredFields
 
 # Bodies up to here are parsed on the event loop: about 0.2 ms.
 _INLINE_BYTES: Final = 16 * 2**10
-_MAX_LOGGED_FIELD_SETS: Final = 256
 
 _log = get_log(__name__)
 _T = TypeVar("_T")
@@ -48,10 +48,9 @@ class Endpoint(ABC):
         self._name = name
         self._models = models
         self._ledger = ledger
-        self._recorder = recorder
         self._executor = executor
         self._prepare = prepare
-        self._logged_fields: set[tuple[str, ...]] = set()
+        self._ignored = IgnoredFields(name, recorder)
 
     @abstractmethod
     async def _serve(self, exchange: Exchange, record: Record) -> None:
@@ -113,17 +112,6 @@ class Endpoint(ABC):
         if len(body) <= _INLINE_BYTES:
             return parse(body)
         return await asyncio.get_running_loop().run_in_executor(self._executor, parse, body)
-
-    def _note_ignored(self, names: tuple[str, ...]) -> list[tuple[bytes, bytes]]:
-        """Counts unknown fields, logs each set of names once, and gives the header that lists them."""
-        if not names:
-            return []
-        self._recorder.count("headrace_ignored_fields_total", len(names), endpoint=self._name)
-        shown = [ascii(name)[1:-1][:64] for name in names[:32]]
-        if names not in self._logged_fields and len(self._logged_fields) < _MAX_LOGGED_FIELD_SETS:
-            self._logged_fields.add(names)
-            _log.info("request_fields_ignored", endpoint=self._name, fields=shown)
-        return [(b"x-headrace-ignored-fields", ",".join(name.replace(",", "") for name in shown).encode())]
 
 
 async def _tell(exchange: Exchange, error: HeadraceError) -> None:

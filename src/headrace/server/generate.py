@@ -117,7 +117,7 @@ class GenerateEndpoint(Endpoint):
             request = dataclasses.replace(request, options=named)
         options = request.options
         record.is_stream = options.is_stream
-        headers = self._note_ignored(options.ignored_fields + pipeline.renderer.ignored_values(request))
+        headers = self._ignored.note(options.ignored_fields + pipeline.renderer.ignored_values(request))
         run = Run(pipeline, request, record)
         try:
             if options.is_stream:

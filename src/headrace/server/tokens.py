@@ -9,25 +9,32 @@ from typing import Final, Protocol
 import msgspec
 
 from headrace.base.errors import HeadraceError, RequestError
+from headrace.base.recorder import Recorder
 from headrace.gateway.models import Models
 from headrace.gateway.pipeline import Pipeline
 from headrace.protocol.anthropic import parse_count
 from headrace.protocol.fields import Fields
 from headrace.protocol.frames import Welcome
 from headrace.protocol.launch import Kind
-from headrace.protocol.openai import MAX_TOKEN_ID, ChatRequest, chat_from_values
+from headrace.protocol.openai import MAX_TOKEN_ID, ChatRequest, chat_from_values, parse_chat
 from headrace.protocol.strict_json import decode_object
 from headrace.server.exchange import Exchange
+from headrace.server.ignored import IgnoredFields
 
 # Texts longer than the context are told their length too, up to this many contexts.
 _TEXT_RATIO: Final = 8
 _MAX_TEXT: Final = 2**26
 _MAX_IDS: Final = 2**20
+# What /tokenize reads beside the fields of a conversation.
+_OWN_FIELDS: Final = ("return_token_strs", "with_pieces", "add_special")
+
+
+_Answered = tuple[object, tuple[str, ...]]
 
 
 class _Answer(Protocol):
-    async def __call__(self, body: bytes) -> object:
-        """Gives what to answer to a body."""
+    async def __call__(self, body: bytes) -> _Answered:
+        """Gives what to answer to a body, and the fields of it that were ignored."""
         ...
 
 
@@ -35,14 +42,22 @@ class JsonEndpoint:
     """An endpoint that turns one JSON body into another.
 
     Args:
+        name: for metrics and logs.
         answer: does it.
         max_body_bytes: the largest body.
         prepare: called with each exchange first, to set the shape of its errors.
     """
 
     def __init__(
-        self, answer: _Answer, max_body_bytes: int, prepare: Callable[[Exchange], None] = lambda _: None
+        self,
+        name: str,
+        answer: _Answer,
+        *,
+        recorder: Recorder,
+        max_body_bytes: int,
+        prepare: Callable[[Exchange], None] = lambda _: None,
     ) -> None:
+        self._ignored = IgnoredFields(name, recorder)
         self._answer = answer
         self._max_body_bytes = max_body_bytes
         self._prepare = prepare
@@ -51,8 +66,8 @@ class JsonEndpoint:
         """Answers one request."""
         self._prepare(exchange)
         try:
-            value = await self._answer(await exchange.read_body(self._max_body_bytes))
-            await exchange.answer(200, msgspec.json.encode(value))
+            value, ignored = await self._answer(await exchange.read_body(self._max_body_bytes))
+            await exchange.answer(200, msgspec.json.encode(value), self._ignored.note(ignored))
         except HeadraceError as error:
             await exchange.answer_error(error)
 
@@ -63,7 +78,7 @@ class TokenPages:
     def __init__(self, models: Models) -> None:
         self._models = models
 
-    async def tokenize(self, body: bytes) -> object:
+    async def tokenize(self, body: bytes) -> _Answered:
         """``POST /tokenize``: a prompt's or a conversation's token ids (vLLM's form; llama.cpp's ``content`` too)."""
         fields = Fields(decode_object(body))
         pipeline, identity = self._find(fields)
@@ -73,23 +88,31 @@ class TokenPages:
         prompt = fields.text("prompt", _MAX_TEXT)
         if prompt is None:
             prompt = fields.text("content", _MAX_TEXT)
+        ignored: tuple[str, ...]
         if prompt is not None:
             add_special = fields.flag("add_special_tokens", default=fields.flag("add_special", default=True))
+            ignored = fields.unknown()
             ids = await pipeline.renderer.encode(
                 prompt, add_special=add_special, limit_tokens=_TEXT_RATIO * context_tokens
             )
         elif fields.take("messages") is not None:
-            ids = await _render(pipeline, chat_from_values(decode_object(body)), context_tokens)
+            values = decode_object(body)
+            for name in _OWN_FIELDS:
+                values.pop(name, None)
+            request = chat_from_values(values)
+            ignored = request.options.ignored_fields
+            ids = await _render(pipeline, request, context_tokens)
         else:
             raise RequestError("prompt or messages is required", param="prompt", code="missing_required")
         tokenizer = pipeline.kit.tokenizer
+        answer = {"count": len(ids), "max_model_len": context_tokens, "token_strs": None}
         if has_pieces:  # llama.cpp's form
             pieces = [{"id": index, "piece": _piece(tokenizer.token_bytes(index))} for index in ids]
-            return {"count": len(ids), "max_model_len": context_tokens, "tokens": pieces, "token_strs": None}
+            return {**answer, "tokens": pieces}, ignored
         texts = [tokenizer.token_bytes(index).decode("utf-8", "replace") for index in ids] if has_texts else None
-        return {"count": len(ids), "max_model_len": context_tokens, "tokens": ids, "token_strs": texts}
+        return {**answer, "tokens": ids, "token_strs": texts}, ignored
 
-    async def detokenize(self, body: bytes) -> object:
+    async def detokenize(self, body: bytes) -> _Answered:
         """``POST /detokenize``: the text of token ids, special tokens written out."""
         fields = Fields(decode_object(body))
         pipeline, identity = self._find(fields)
@@ -103,14 +126,21 @@ class TokenPages:
             )
         stream = pipeline.kit.text_stream(is_text_start=True, skip_special=False)
         text = stream.push(ids) + stream.flush()
-        return {"prompt": text, "content": text}
+        return {"prompt": text, "content": text}, fields.unknown()
 
-    async def count_message(self, body: bytes) -> object:
+    async def count_chat(self, body: bytes) -> _Answered:
+        """``POST /v1/chat/completions/input_tokens``: how many tokens a conversation is (llama.cpp's route)."""
+        return await self._count(parse_chat(body))
+
+    async def count_message(self, body: bytes) -> _Answered:
         """``POST /v1/messages/count_tokens``."""
-        request = parse_count(body)
+        return await self._count(parse_count(body))
+
+    async def _count(self, request: ChatRequest) -> _Answered:
         pipeline = self._models.find(request.options.model, Kind.GENERATE)
         context_tokens = pipeline.context_tokens(pipeline.check_ready())
-        return {"input_tokens": len(await _render(pipeline, request, context_tokens))}
+        ignored = request.options.ignored_fields + pipeline.renderer.ignored_values(request)
+        return {"input_tokens": len(await _render(pipeline, request, context_tokens))}, ignored
 
     def info(self, name: str | None) -> dict[str, object]:
         """Gives what ``GET /tokenizer_info`` answers about the named model, or the only one."""

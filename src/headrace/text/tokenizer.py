@@ -304,8 +304,8 @@ class Tokenizer:
 
 def _too_long(text: str, num_tokens: int, limit_tokens: int, param: str) -> ContextLengthError:
     return ContextLengthError(
-        f"This model's maximum context length is {limit_tokens} tokens. However, your {param} has at least "
-        f"{num_tokens} tokens in {len(text)} characters: shorten the {param}.",
+        f"This model's maximum context length is {limit_tokens} tokens. However, your {param} is too "
+        f"large, at least {num_tokens} tokens in {len(text)} characters: shorten the {param}.",
         param=param,
     )
 

@@ -11,6 +11,7 @@ import pytest
 
 from headrace.base.errors import RequestError
 from headrace.protocol.embeddings import embeddings_body, parse_embeddings
+from headrace.protocol.inputs import Row
 
 
 def parse(**values: Any) -> Any:
@@ -26,9 +27,15 @@ def parse(**values: Any) -> Any:
         ([[1, 2], [3]], ([1, 2], [3])),
         (["a", [5]], ("a", [5])),
         (" ", (" ",)),
+        ([1, "a", 2], (Row((1, "a", 2)),)),
+        (["a", 5], (Row(("a", 5)),)),
+        ([[1, 2], [1, "a", 2]], ([1, 2], Row((1, "a", 2)))),
+        ({"prompt_string": "a"}, ("a",)),
+        ({"content": [{"type": "text", "text": "a "}, {"type": "text", "text": "b"}]}, ("a b",)),
+        (["a", {"content": [{"type": "text", "text": "b"}]}, {"prompt_string": "c"}], ("a", "b", "c")),
     ],
 )
-def test_inputs_come_in_four_forms(given: Any, inputs: Any) -> None:
+def test_inputs_come_in_many_forms(given: Any, inputs: Any) -> None:
     assert parse(input=given).inputs == inputs
 
 
@@ -41,7 +48,17 @@ def test_inputs_come_in_four_forms(given: Any, inputs: Any) -> None:
         ({"input": ["a", ""]}, "input[1] is empty"),
         ({"input": [[]]}, "input[0] has no tokens"),
         ({"input": [1, -1]}, "token ids from 0"),
-        ({"input": [1, True]}, "input[0] must be a text"),
+        ({"input": [1, True]}, "texts among them"),
+        ({"input": [1, "a", None]}, "texts among them"),
+        ({"input": [1, "a", -1]}, "token ids from 0"),
+        ({"input": [1, *["a"] * 4096]}, "the limit is 4096"),
+        ({"input": {"content": "a"}}, "input must be"),
+        ({"input": {"content": []}}, "input.content is empty"),
+        ({"input": {"content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}}, "input.content[0] must be"),
+        ({"input": ["a", {"content": [{"type": "text"}]}]}, "input[1].content[0] must be"),
+        ({"input": {"prompt_string": "a", "image": "b"}}, "input must be"),
+        ({"input": ["a", {"prompt_string": ""}]}, "input[1].prompt_string is empty"),
+        ({"input": {"prompt_string": 5}}, "input must be"),
         ({"input": [1.5]}, "input[0]"),
         ({"input": {"a": 1}}, "input must be"),
         ({"input": [None]}, "input[0]"),
