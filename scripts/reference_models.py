@@ -34,9 +34,10 @@ best. *Contract*: a request's tokens do not depend on batch, chunks, cache or th
 """
 ABOUT_FORMATS = """
 How a matrix is stored, and the layout that it is packed to as it is and under `quantization: int8` and `int4`.
-`dtype: fp32` packs everything as F32. Every layout has kernels on scalar, AVX2, AVX-512 and AVX-512 BF16
-(`headrace doctor` shows them; `tests/differential` holds each instruction set that the machine has against the
-reference).
+`int4` keeps embedding, head, q, k and v at Q8, and in models narrower than 1024 `o` and `down` too ([decision
+21](../decisions/0021-int4-keeps-eight-bits.md)). `dtype: fp32` packs everything as F32. Every layout has kernels on
+scalar, AVX2, AVX-512 and AVX-512 BF16 (`headrace doctor` shows them; `tests/differential` holds each instruction set
+that the machine has against the reference).
 """
 ABOUT_VOCABULARIES = """
 `tokenizer.json`, `tokenizer.model` (SentencePiece BPE and Unigram), `tekken.json`, and GGUF's own: `gpt2`, `llama`,
@@ -124,7 +125,7 @@ def models(table: Table) -> str:
     formats = []
     for kind in PACKABLE:
         layouts = [
-            choose_layout([kind], "bf16", quantization, is_vocabulary=False).name for quantization in QUANTIZATIONS
+            choose_layout([kind], "bf16", quantization, has_eight_bits=False).name for quantization in QUANTIZATIONS
         ]
         is_packed = kind.startswith(("AWQ", "GPTQ"))
         where = "safetensors" if is_packed else "safetensors, GGUF" if kind in ("F32", "F16", "BF16") else "GGUF"

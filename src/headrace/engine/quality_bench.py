@@ -17,7 +17,7 @@ from headrace.base.units import format_bytes
 from headrace.engine.memory import read_available_bytes
 from headrace.engine.quality import Distributions, QualityReport, Subject, compare
 from headrace.engine.quantize import QUANTIZATIONS, check_precision
-from headrace.engine.weight_plan import plan_weights, weight_bytes
+from headrace.engine.weight_plan import WeightPlan, plan_weights, weight_bytes
 from headrace.program.ir import Program
 from headrace.program.model import Architecture
 from headrace.program.spec import build_program, spec_from_files
@@ -44,12 +44,15 @@ class Measured:
         quantization: the setting.
         layouts: bytes of packed matrices by layout.
         weight_bytes: of all weights.
+        layer_bits: bits that a weight of the layers' matrices takes, scales included; ``bits`` of all matrices.
         same_as: the setting that gives the very same weights and was measured in its place, or None.
     """
 
     quantization: str
     layouts: dict[str, int]
     weight_bytes: int
+    layer_bits: float
+    bits: float
     report: QualityReport
     same_as: str | None
 
@@ -143,7 +146,18 @@ def run_quality(
         for item in plan:
             if item.spec.kind == "matrix":
                 sizes[item.layout.name] = sizes.get(item.layout.name, 0) + item.size_bytes
-        measured.append(Measured(quantization, sizes, sum(item.size_bytes for item in plan), report, twin))
+        matrices = [item for item in plan if item.spec.kind == "matrix"]
+        measured.append(
+            Measured(
+                quantization,
+                sizes,
+                sum(item.size_bytes for item in plan),
+                _bits([item for item in matrices if item.spec.parts[0].role.startswith("layers.")]),
+                _bits(matrices),
+                report,
+                twin,
+            )
+        )
     return QualityBench(
         model=str(path),
         model_digest=files.digest,
@@ -155,6 +169,11 @@ def run_quality(
         is_within=all(row.is_within(max_kl) for row in measured),
         measured=tuple(measured),
     )
+
+
+def _bits(plans: Sequence[WeightPlan]) -> float:
+    """Returns the bits of a weight of these matrices."""
+    return 8 * sum(plan.size_bytes for plan in plans) / sum(plan.n * plan.spec.k for plan in plans)
 
 
 def _check_fits(files: ModelFiles, program: Program, path: Path, available_bytes: int) -> None:
@@ -201,14 +220,25 @@ def _concatenate(parts: Sequence[Distributions]) -> Distributions:
 
 def quality_table(bench: QualityBench) -> tuple[list[str], list[list[str]]]:
     """Returns columns and rows for people."""
-    columns = ["quantization", "weights", "layouts", "perplexity", "mean KL", "max KL", "top-1", "limit"]
-    rows = [["exact path", "", "", f"{bench.reference_perplexity:.3f}", "", "", "", ""]]
+    columns = [
+        "quantization",
+        "weights",
+        "bits: layers, all",
+        "layouts",
+        "perplexity",
+        "mean KL",
+        "max KL",
+        "top-1",
+        "limit",
+    ]
+    rows = [["exact path", "", "", "", f"{bench.reference_perplexity:.3f}", "", "", "", ""]]
     for row in bench.measured:
         report = row.report
         rows.append(
             [
                 row.quantization,
                 f"{row.weight_bytes / 1e6:.1f} MB",
+                f"{row.layer_bits:.2f}, {row.bits:.2f}",
                 " ".join(f"{name} {size / 1e6:.1f}" for name, size in sorted(row.layouts.items())),
                 f"{report.perplexity:.3f}",
                 f"{report.kl_mean:.5f}",

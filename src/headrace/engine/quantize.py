@@ -2,10 +2,13 @@
 
 Rules: sources that are quantised keep their own values wherever a layout holds them (Q4_K, Q5_1, Q5_K and Q6_K nearly,
 docs/decisions/0005); ``quantization`` only narrows (a Q4_1 file loaded with ``int8`` stays Q4M). F16 stays F16, other
-floats become bf16. ``dtype: fp32`` is the exact path: every weight as f32.
+floats become bf16. ``dtype: fp32`` is the exact path: every weight as f32. ``int4`` keeps some matrices at eight bits
+(``keeps_eight_bits``, docs/decisions/0021).
 """
 
 from __future__ import annotations
+
+from collections.abc import Set
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +37,11 @@ _NATURAL = {
 }
 PACKABLE = tuple(_NATURAL)
 """Stored types of matrices: what ``kernels.vm.pack`` reads, and what ``engine.packed_linear`` turns into that."""
+NARROW_WIDTH = 1024
+"""Models of fewer elements a row suffer most from four bits: below it ``int4`` keeps ``down`` and ``o`` too."""
+_VOCABULARY = frozenset({"embed", "head"})
+_ATTENDING = frozenset({"q", "k", "v"})
+_LEAVING = frozenset({"o", "down"})
 _BITS = {Layout.F32: 32, Layout.BF16: 16, Layout.F16: 16, Layout.Q8: 8, Layout.Q4: 4, Layout.Q4M: 4}
 
 
@@ -53,18 +61,32 @@ def check_precision(dtype: str, quantization: str) -> None:
         raise ConfigError(f"dtype fp32 is the exact path and quantization {quantization} contradicts it: drop one")
 
 
-def choose_layout(stored: list[str], dtype: str, quantization: str, *, is_vocabulary: bool) -> Layout:
+def keeps_eight_bits(roles: Set[str], width: int) -> bool:
+    """Whether ``int4`` keeps a matrix at eight bits: what costs little memory for the divergence that it saves.
+
+    Embedding and head, whose error reaches every logit, and q, k and v: about a tenth of the layers' weights and two
+    fifths of the divergence. In narrow models what writes into the residual stream as well, ``o`` and ``down``.
+
+    Args:
+        roles: the names of its parts, without layer (``families.source.Role.name``).
+        width: elements of the model's residual rows.
+    """
+    kept = _VOCABULARY | _ATTENDING
+    return not roles.isdisjoint(kept | _LEAVING if width < NARROW_WIDTH else kept)
+
+
+def choose_layout(stored: list[str], dtype: str, quantization: str, *, has_eight_bits: bool) -> Layout:
     """Returns the layout of a matrix whose parts are stored as ``stored`` (keys of ``PACKABLE``).
 
     Args:
-        is_vocabulary: embedding or head, which ``int4`` keeps at 8 bits: their error reaches every logit.
+        has_eight_bits: ``int4`` keeps it at eight bits.
     """
     if dtype == "fp32":
         return Layout.F32
     natural = _common({_NATURAL[kind] for kind in stored})
     if quantization == "none":
         return natural
-    wanted = Layout.Q8 if quantization == "int8" or is_vocabulary else Layout.Q4M
+    wanted = Layout.Q8 if quantization == "int8" or has_eight_bits else Layout.Q4M
     return natural if _BITS[natural] <= _BITS[wanted] else wanted
 
 

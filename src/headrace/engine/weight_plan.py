@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 
 from headrace.base.errors import ModelFormatError, ModelUnsupportedError
-from headrace.engine.quantize import PACKABLE, check_precision, choose_layout
+from headrace.engine.quantize import PACKABLE, check_precision, choose_layout, keeps_eight_bits
 from headrace.program.cost import layout_bytes
 from headrace.program.families.registry import family_of
 from headrace.program.families.source import Role, Source
@@ -22,7 +22,6 @@ from headrace.registry.formats.tensor import TensorView
 from headrace.registry.model import ModelFiles
 
 _VECTOR_TYPES = ("F32", "F16", "BF16")
-_VOCABULARY_ROLES = ("embed", "head")
 # Stored by some writers, never used: rotary frequencies are computed from the configuration (or read by the spec), and
 # GPT-2's attn.bias is the causal mask. Vision towers belong to architectures whose language model alone runs here.
 _IGNORED = re.compile(
@@ -114,7 +113,9 @@ def plan_weights(
             head_size = program.spec.layer(Role.of(part.role).layer).head_size if source.is_interleaved else 0
             parts.append(SourcePart(tensor, source, part.n, head_size))
         if len(parts) == len(spec.parts):
-            plans.append(WeightPlan(spec, _layout(spec, parts, dtype, quantization), spec.n, tuple(parts)))
+            plans.append(
+                WeightPlan(spec, _layout(spec, parts, dtype, quantization, program.spec.width), spec.n, tuple(parts))
+            )
     _refuse(files, list(dict.fromkeys(faults)), list(dict.fromkeys(unsupported)), _unexpected(files, program, used))
     return plans
 
@@ -124,16 +125,16 @@ def weight_bytes(files: ModelFiles, program: Program, dtype: str, quantization: 
     return sum(plan.size_bytes for plan in plan_weights(files, program, dtype=dtype, quantization=quantization))
 
 
-def _layout(spec: WeightSpec, parts: list[SourcePart], dtype: str, quantization: str) -> Layout:
+def _layout(spec: WeightSpec, parts: list[SourcePart], dtype: str, quantization: str, width: int) -> Layout:
     if spec.kind == "vector":
         return Layout.VECTOR_F32
     assert spec.k % GROUP == 0, f"{spec.name}: k = {spec.k}"
-    is_vocabulary = any(part.role in _VOCABULARY_ROLES for part in spec.parts)
+    roles = {Role.of(part.role).name for part in spec.parts}
     stored = [part.tensor.dtype for part in parts]
-    if any(Role.of(part.role).name == "router" for part in spec.parts):
+    if "router" in roles:
         # A share of a percent of the weights, and a wrong choice of experts changes the row altogether.
-        return choose_layout(stored, dtype, "none", is_vocabulary=False)
-    return choose_layout(stored, dtype, quantization, is_vocabulary=is_vocabulary)
+        return choose_layout(stored, dtype, "none", has_eight_bits=False)
+    return choose_layout(stored, dtype, quantization, has_eight_bits=keeps_eight_bits(roles, width))
 
 
 def _stored_shape(source: Source, n: int, spec: WeightSpec) -> tuple[int, ...]:

@@ -32,6 +32,8 @@ def test_every_quantisation_is_measured_against_the_exact_path(bench: QualityBen
 
     assert bench.positions == 200
     assert (set(none.layouts), set(int8.layouts), set(int4.layouts)) == ({"BF16"}, {"Q8"}, {"Q4M", "Q8"})
+    assert (none.bits, int8.layer_bits, int8.bits) == (16, 8.5, 8.5)
+    assert 5 < int4.layer_bits < int4.bits < 8.5
     assert none.weight_bytes > int8.weight_bytes > int4.weight_bytes
     assert 0 < none.report.kl_mean < int8.report.kl_mean < int4.report.kl_mean
     assert none.report.reference_perplexity == bench.reference_perplexity > 1

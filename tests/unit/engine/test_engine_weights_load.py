@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from headrace.base.errors import ConfigError, ModelFormatError, ModelUnsupportedError
-from headrace.engine.quantize import to_f32
+from headrace.engine.quantize import keeps_eight_bits, to_f32
 from headrace.engine.weight_plan import plan_weights, weight_bytes
 from headrace.engine.weights import PackedWeight, load_weights
 from headrace.kernels.vm import unpack
@@ -198,18 +198,36 @@ def test_a_fused_weight_of_unlike_types_takes_the_layout_that_holds_all(
 
 
 @pytest.mark.parametrize(
-    ("quantization", "matrix", "vocabulary"),
+    ("quantization", "gate_up", "others"),
     [("none", Layout.BF16, Layout.BF16), ("int8", Layout.Q8, Layout.Q8), ("int4", Layout.Q4M, Layout.Q8)],
 )
-def test_quantization_narrows_a_bf16_model(
-    tmp_path: Path, quantization: str, matrix: Layout, vocabulary: Layout
-) -> None:
+def test_quantization_narrows_a_bf16_model(tmp_path: Path, quantization: str, gate_up: Layout, others: Layout) -> None:
     files, program = opened(write_tiny_llama(tmp_path / "m", is_tied=False))
 
     weights = by_name(program, load_weights(files, program, quantization=quantization, pack=RecordingPack()))
 
-    assert weights["layers.0.o"].layout is matrix
-    assert weights["embed"].layout is weights["head"].layout is vocabulary
+    assert weights["layers.0.gate_up"].layout is gate_up
+    for name in ("embed", "head", "layers.0.qkv", "layers.0.o", "layers.0.down"):
+        assert weights[name].layout is others, name
+
+
+@pytest.mark.parametrize(
+    ("roles", "width", "is_kept"),
+    [
+        ({"embed"}, 4096, True),
+        ({"head"}, 4096, True),
+        ({"q", "k", "v"}, 4096, True),
+        ({"o"}, 1024, False),
+        ({"o"}, 896, True),
+        ({"down"}, 1024, False),
+        ({"down"}, 640, True),
+        ({"gate", "up"}, 640, False),
+        ({"expert_down"}, 640, False),
+    ],
+    ids=str,
+)
+def test_int4_keeps_eight_bits_where_they_save_most(roles: set[str], width: int, is_kept: bool) -> None:
+    assert keeps_eight_bits(roles, width) is is_kept
 
 
 def test_quantization_never_widens_a_model_that_is_narrower_already(tmp_path: Path) -> None:

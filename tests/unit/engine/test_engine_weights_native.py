@@ -67,9 +67,9 @@ def test_quantising_at_load_stays_near_what_was_stored(tmp_path: Path, quantizat
 
     weights = load_weights(files, program, quantization=quantization)
 
-    weight = next(w for spec, w in zip(program.weights, weights, strict=True) if spec.name == "layers.0.qkv")
+    weight = next(w for spec, w in zip(program.weights, weights, strict=True) if spec.name == "layers.0.gate_up")
     found = unpack(weight.layout, weight.data, weight.n, weight.k).reshape(-1, 32)
-    truth = fused("BF16")["layers.0.qkv"].reshape(-1, 32)
+    truth = fused("BF16")["layers.0.gate_up"].reshape(-1, 32)
     span = np.abs(truth).max(1) if quantization == "int8" else truth.max(1) - truth.min(1)
     # That, and as much again for scale and minimum rounded to f16 (2^-11 of the largest value).
     limit = limit_ratio * span + 2 * 2**-11 * np.abs(truth).max(1)
