@@ -21,8 +21,8 @@ from headrace.engine.prefix import find_prefix
 from headrace.engine.request import Request, TokenRule
 from headrace.engine.step import Chunk, StepPlan, StepResult
 from headrace.engine.validate import check_submit
+from headrace.policy import chunk as chunk_policy
 from headrace.policy.batch import BatchConfig, BatchDecision, BatchState, BatchView, decide
-from headrace.policy.chunk import ChunkPolicy
 from headrace.program.opcodes import BLOCK_TOKENS
 from headrace.protocol.frames import (
     EchoLogprobs,
@@ -100,7 +100,8 @@ class Scheduler:
         self._num_seats = 0
         self._num_orders = 0
         self._outbox: dict[int, list[Event]] = {}
-        self._chunks = ChunkPolicy()
+        self._chunk_config = chunk_policy.ChunkConfig()
+        self._chunk_state = chunk_policy.ChunkState()
         self._planned_at_s = 0.0
         self._is_steady = False  # nobody came, went or got a block since the last plan began
         self._was_decode = False  # the last plan was one decode row for every running sequence
@@ -222,7 +223,9 @@ class Scheduler:
         """
         num_steps = len(result.results) // len(plan.chunks) if plan.num_steps > 1 else 1
         num_decoding = sum([chunk.rows == 1 for chunk in plan.chunks])
-        self._chunks.observe(num_decoding, plan.num_rows, (now_s - self._planned_at_s) / num_steps)
+        self._chunk_state = chunk_policy.observe(
+            num_decoding, plan.num_rows, (now_s - self._planned_at_s) / num_steps, self._chunk_state, self._chunk_config
+        )
         if plan.num_steps > 1:
             self._complete_several(plan, result, now_s)
             return
@@ -324,8 +327,14 @@ class Scheduler:
             ],
             available_blocks=pool.num_available,
             total_blocks=pool.total,
-            prefill_rows=self._chunks.limit(num_decoding, num_prompts) if num_prompts else None,
+            prefill_rows=self._prefill_rows(num_decoding, num_prompts) if num_prompts else None,
         )
+
+    def _prefill_rows(self, num_decoding: int, num_prompts: int) -> int | None:
+        view = chunk_policy.ChunkView(num_decoding, num_prompts)
+        state, config = self._chunk_state, self._chunk_config
+        self._chunk_state, decision = chunk_policy.decide(view, state, config, self._planned_at_s)
+        return decision.rows
 
     def _carry_out(
         self, decision: BatchDecision, heads: list[Request], prefixes: list[list[int]], now_s: float

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headrace.engine.scheduler import SchedulerConfig
-from headrace.engine.step import StepPlan
+from headrace.engine.step import Chunk, StepPlan
 from headrace.protocol.frames import Submit
 from headrace.testing.fake_vm import FakeVm
 from headrace.testing.machine import Machine
@@ -23,13 +23,20 @@ CONFIG = SchedulerConfig(
 
 
 def old_cores(plan: StepPlan) -> float:
-    """The demo model on two cores of a Zen 3: weights, decode rows, prompt rows that get dearer with their context."""
-    return 0.004 + sum(0.0015 if c.rows == 1 else c.rows * 0.001 + c.start * 5e-7 for c in plan.chunks)
+    """The demo model on two cores of a Zen 3: weights, decode rows, and prompt rows that get dearer with each position
+    before them (docs/lab/0007): 1 ms a row, 0.48 µs a row and position; of few rows each is a fifth dearer.
+    """
+    return 0.004 + sum(0.0015 if c.rows == 1 else prompt_s(c, 0.001, 4.8e-7) for c in plan.chunks)
 
 
 def new_cores(plan: StepPlan) -> float:
     """The same on two cores of a Zen 5."""
-    return 0.0013 + sum(0.0006 if c.rows == 1 else c.rows * 0.0002 + c.start * 2e-7 for c in plan.chunks)
+    return 0.0013 + sum(0.0006 if c.rows == 1 else prompt_s(c, 0.0002, 1.2e-7) for c in plan.chunks)
+
+
+def prompt_s(chunk: Chunk, row_s: float, position_s: float) -> float:
+    few = 1.2 if chunk.rows < 64 else 1.0
+    return few * chunk.rows * (row_s + (chunk.start + chunk.rows / 2) * position_s)
 
 
 def first_token_s(machine: Machine, request: Submit) -> float:
