@@ -25,7 +25,7 @@ class Suite:
 
     Args:
         source: package, version and the folder of its source distribution that holds the tests.
-        files: test files by the kind of model that they need: ``chat`` or ``vectors``.
+        files: test files by the kind of server that they need.
         chat: which server its ``chat`` tests need.
     """
 
@@ -48,8 +48,8 @@ LLAMA_CPP = Suite(
     ("llama-cpp-python", "0.3.36", "vendor/llama.cpp/tools/server/tests"),
     ("pytest~=8.3.3", "pytest-timeout", "filelock", "numpy", "openai~=2.14.0", "requests", "wget", "aiohttp"),
     {
+        "alone": ("unit/test_basic.py",),
         "chat": (
-            "unit/test_basic.py",
             "unit/test_chat_completion.py",
             "unit/test_compat_anthropic.py",
             "unit/test_compat_oai_responses.py",
@@ -100,8 +100,8 @@ VLLM = Suite(
         ),
         "vectors": (
             "tests/entrypoints/pooling/embed/test_online.py",
-            "tests/entrypoints/pooling/scoring/test_bi_encoder_online.py",
         ),
+        "short-vectors": ("tests/entrypoints/pooling/scoring/test_bi_encoder_online.py",),
     },
     chat="long-chat",
 )  # fmt: skip
@@ -172,7 +172,7 @@ def _pytest(
         "DEBUG_EXTERNAL": "1",
         "PORT": str(server.port),
         "JUDGE_URL": server.url,
-        "JUDGE_TOKENIZER": str(demo_folder() if kind == "chat" else server.model_path),
+        "JUDGE_TOKENIZER": str(server.model_path if "vectors" in kind else demo_folder()),
         "HF_HUB_OFFLINE": "1",
         "OPENAI_API_KEY": "none",
     }

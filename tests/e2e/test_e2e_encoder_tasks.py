@@ -80,12 +80,14 @@ def test_pooling_gives_the_embedding_where_it_is_asked_for(embedder: tuple[Serve
     [
         ({"task": "classify"}, "token_embed, embed"),
         ({"task": "guess"}, "task must be one of"),
-        ({"embed_dtype": "float16"}, "embed_dtype"),
-        ({"endianness": "big"}, "endianness"),
+        ({"embed_dtype": "fp8_e4m3"}, "embed_dtype"),
+        ({"endianness": "middle"}, "endianness"),
         ({"encoding_format": "bytes"}, "encoding_format"),
         ({"task": "embed", "normalize": False}, "length 1"),
         ({"dimensions": 65}, "dimensions is 65"),
         ({"input": ""}, "empty"),
+        ({"padding": "max_length"}, "padding"),
+        ({"truncate_prompt_tokens": 49}, "smaller truncation size"),
         ({"input": "sea " * 200}, "maximum context length is 48"),
     ],
 )

@@ -89,8 +89,10 @@ def test_long_documents_are_refused_or_cut(reranker: Server) -> None:
 
 
 def test_classes_have_names_and_probabilities(classifier: Server) -> None:
-    answer = classifier.post("/v1/classify", {"model": classifier.model, "input": DOCUMENTS}).json()
+    request = {"model": classifier.model, "input": DOCUMENTS}
+    answer = classifier.post("/v1/classify", request).json()
 
+    assert classifier.post("/invocations", request).json()["data"] == answer["data"]
     for item, document in zip(answer["data"], DOCUMENTS, strict=True):
         raw = tiny_bert_scores(one(document), labels=3)
         expected = np.exp(raw) / np.exp(raw).sum()

@@ -138,6 +138,20 @@ def test_streamed_offsets_equal_those_that_are_not(server: Any) -> None:
         assert [value for part in streamed if part for value in part[key]] == whole[key]
 
 
+def test_an_echo_writes_special_tokens_out_whether_they_came_as_text_or_ids(server: Any) -> None:
+    special = good(server.get("/tokenizer_info"))["special_tokens"]
+    text = next(iter(special.values())) + "Grass" + next(iter(special.values())) + " is"
+    ids = good(server.post("/tokenize", {"prompt": text, "add_special_tokens": False}))["tokens"]
+    request = completion(server, max_tokens=0, logprobs=1, echo=True, add_special_tokens=False)
+
+    as_text, as_ids = (good(server.post(TEXT, {**request, "prompt": given}))["choices"][0] for given in (text, ids))
+
+    assert as_text == as_ids
+    assert as_text["text"] == "".join(as_text["logprobs"]["tokens"]) == text
+    tokens, offsets = as_text["logprobs"]["tokens"], as_text["logprobs"]["text_offset"]
+    assert offsets == [0, *accumulate(map(len, tokens[:-1]))]
+
+
 def test_logprob_tokens_are_single_tokens(server: Any) -> None:
     request = completion(server, prompt="\n1. Ann has 20", max_tokens=0, logprobs=1, echo=True)
 

@@ -47,6 +47,9 @@ class ByteTokenizer:
     def token_bytes(self, index: int) -> bytes:
         return bytes([index]) if index < 256 else b""
 
+    def token_text(self, index: int) -> str:
+        return f"<{index:02x}>"
+
 
 class ByteText:
     """Incremental UTF-8."""

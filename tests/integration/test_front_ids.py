@@ -50,6 +50,15 @@ async def test_ids_are_null_where_nobody_asks_for_them(make_house: Any) -> None:
     assert not any("token_ids" in chunk["choices"][0] for chunk in chunks)
 
 
+async def test_the_chosen_token_stands_before_the_alternatives(make_house: Any) -> None:
+    house = await make_house(Script(default=Reply(text="ab")))
+
+    _, text, _ = await house.post("/v1/completions", TEXT | {"logprobs": 3})
+
+    tops = text["choices"][0]["logprobs"]["top_logprobs"]
+    assert [next(iter(top)) for top in tops] == ["a", "b"]
+
+
 async def test_the_chosen_token_is_among_the_alternatives_even_of_none(make_house: Any) -> None:
     house = await make_house(Script(default=Reply(text="ab")))
 

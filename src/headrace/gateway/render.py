@@ -53,6 +53,10 @@ class Tokenizer(Protocol):
         """Gives the bytes of one token."""
         ...
 
+    def token_text(self, index: int) -> str:
+        """Gives a token as the vocabulary writes it."""
+        ...
+
 
 class Form(Protocol):
     """What a chat template reads."""
@@ -291,16 +295,18 @@ class Renderer:
                 ids = prompt
             cut = _cut(ids, request, context_tokens)
             if request.echo:
-                decoded, offsets = self._decode(cut.ids)
-                is_whole = isinstance(prompt, str) and not cut.truncated_tokens
-                text = prompt if is_whole and isinstance(prompt, str) else decoded
+                text, offsets = self._decode(cut.ids)
+                if isinstance(prompt, str) and not cut.truncated_tokens:
+                    # Special tokens that the tokenizer put before it are no part of what the client sent.
+                    num_added = len(text) - len(prompt) if text.endswith(prompt) else 0
+                    text, offsets = prompt, tuple(max(0, offset - num_added) for offset in offsets)
                 cut = Prompt(cut.ids, text, offsets, truncated_tokens=cut.truncated_tokens)
             prompts.append(cut)
         return prompts
 
     def _decode(self, ids: list[int]) -> tuple[str, tuple[int, ...]]:
-        """Gives the text of ids and where each starts in it."""
-        stream = self._kit.text_stream(is_text_start=True)
+        """Gives the text of ids, special ones written out, and where each starts in it."""
+        stream = self._kit.text_stream(is_text_start=True, skip_special=False)
         texts: list[str] = []
         offsets: list[int] = []
         length = 0

@@ -106,7 +106,8 @@ def check_vocabulary(request: GenerateRequest, vocab_size: int) -> None:
     for name, ids in named:
         if ids and max(ids) >= vocab_size:
             raise RequestError(
-                f"{name} has the token id {max(ids)}, this model's {vocab_size} ids are 0 to {vocab_size - 1}",
+                f"{name} has the token id {max(ids)}, which is out of vocabulary: this model's {vocab_size} ids are 0 "
+                f"to {vocab_size - 1}",
                 param=name,
             )
 

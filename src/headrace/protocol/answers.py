@@ -387,13 +387,12 @@ def _message(choice: Choice) -> dict[str, object]:
 
 
 def _legacy_top(entry: TokenEntry) -> dict[str, float] | None:
-    """Gives the alternatives by their text, best first; the chosen token is always among them."""
+    """Gives the chosen token, then the alternatives by their text, best first."""
     if entry.logprob is None:
         return None
-    top: dict[str, float] = {}
+    top = {entry.token: entry.logprob}
     for other in entry.top:
         top.setdefault(other.token, other.logprob)
-    top.setdefault(entry.token, entry.logprob)
     return top
 
 

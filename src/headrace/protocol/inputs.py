@@ -17,6 +17,8 @@ from headrace.protocol.fields import Fields
 from headrace.protocol.openai import MAX_TOKEN_ID
 
 MAX_INPUTS: Final = 2**17
+MODEL_LIMIT: Final = MAX_TOKEN_ID
+"""Tokens to keep of an input: as many as the model takes."""
 _MAX_PARTS: Final = 4096
 _RULE: Final = "a text, a list of texts, or token ids, and not empty"
 
@@ -71,6 +73,11 @@ def _row(fields: Fields, value: list[object], name: str) -> Input:
     if len(ids) == len(value):
         return ids
     parts = [item for item in value if isinstance(item, str) or (type(item) is int and 0 <= item <= MAX_TOKEN_ID)]
+    low = next((item for item in value if type(item) is int and not 0 <= item <= MAX_TOKEN_ID), None)
+    if low is not None:
+        raise RequestError(
+            f"{name} holds token {low}, which is out of vocabulary: token ids are from 0 to {MAX_TOKEN_ID}", param=name
+        )
     if len(parts) != len(value):
         raise fields.wrong(name, value, f"token ids from 0 to {MAX_TOKEN_ID}, which may have texts among them")
     if len(parts) > _MAX_PARTS:

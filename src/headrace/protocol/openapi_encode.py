@@ -61,7 +61,10 @@ _INPUT: Final[Schema] = {
 EMBEDDINGS: Final[dict[str, Schema]] = {
     **_MODEL,
     "input": _INPUT,
-    "encoding_format": text_of(16, "`float` or `base64` (little-endian f32)."),
+    "encoding_format": text_of(16, "`float` or `base64`."),
+    "padding": {"enum": [None, False, "do_not_pad"], "description": "Inputs are never padded."},
+    "embed_dtype": text_of(16, "What base64 is of: `float32` (the default), `float16` or `bfloat16` (vLLM's)."),
+    "endianness": text_of(16, "And in which order of bytes: `native` (little), `little` or `big`."),
     "dimensions": integer(1, 2**20, "Leading elements of the vectors, brought to length 1 again."),
     "user": text_of(2**26, "Not used."),
     **_TRUNCATE,
@@ -85,6 +88,9 @@ SCORE: Final[dict[str, Schema]] = {
     "text_2": _texts("The texts to score.", _DOCUMENT),
     "queries": _texts("`text_1` under another name."),
     "documents": _texts("`text_2` under another name.", _DOCUMENT),
+    "data_1": _texts("`text_1` under another name."),
+    "data_2": _texts("`text_2` under another name.", _DOCUMENT),
+    "items": _texts("`text_2` under another name.", _DOCUMENT),
     **_TRUNCATE,
 }
 CLASSIFY: Final[dict[str, Schema]] = {**_MODEL, "input": _texts("The texts to classify."), **_TRUNCATE}
@@ -95,8 +101,6 @@ POOLING: Final[dict[str, Schema]] = {
     ),
     "use_activation": flag("False: scores as the model gives them, and tokens' vectors of whatever length."),
     "normalize": flag("The same for vectors."),
-    "embed_dtype": text_of(16, "Only `float32` is possible."),
-    "endianness": text_of(16, "`native` or `little`: base64 is little-endian f32."),
 }
 EMBED: Final[dict[str, Schema]] = {
     "inputs": _texts("A text or a list of texts."),
@@ -167,6 +171,8 @@ _TEI_RESULT: Final[Schema] = {
 }
 ENCODE_ANSWERS: Final[dict[str, Schema]] = {
     "Embeddings": _object(
+        id=_TEXT,
+        created=_COUNT,
         object={"const": "list"},
         data=_list(_object(object={"const": "embedding"}, index=_COUNT, embedding={"anyOf": [_TEXT, _list(_NUMBER)]})),
         model=_TEXT,

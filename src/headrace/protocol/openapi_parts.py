@@ -332,10 +332,18 @@ ANSWERS: Final[dict[str, Schema]] = {
             "token_strs": {"type": ["array", "null"], "items": {"type": "string"}},
         }
     ),
-    "Text": _object({"prompt": {"type": "string"}, "content": {"type": "string"}}),
+    "Text": {
+        "type": "object",
+        "properties": {"prompt": {"type": "string"}, "content": {"type": "string"}},
+        "required": ["prompt"],
+        "description": "`content` is there where no model is named (llama.cpp's).",
+    },
+    "Invoked": {"type": ["object", "array"], "description": "What that endpoint answers."},
+    "Load": _object({"server_load": _COUNT}),
     "TokenizerInfo": _object(
         {
             "model": {"type": "string"},
+            "tokenizer_class": {"type": "string"},
             "vocab_size": _COUNT,
             "max_model_len": _COUNT,
             "special_tokens": {"type": "object", "additionalProperties": {"type": "string"}},

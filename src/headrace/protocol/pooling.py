@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import base64
 import sys
 from array import array
 from collections.abc import Sequence
@@ -15,7 +14,8 @@ from typing import Final
 
 import msgspec
 
-from headrace.protocol.embeddings import MAX_DIMENSIONS, truncation, values_of
+from headrace.protocol.binary import Binary, take_binary
+from headrace.protocol.embeddings import MAX_DIMENSIONS, refuse_padding, truncation, values_of
 from headrace.protocol.fields import Fields
 from headrace.protocol.inputs import Input, inputs_of
 from headrace.protocol.rerank import sigmoid, softmax
@@ -54,6 +54,7 @@ class PoolingRequest:
     inputs: tuple[Input, ...]
     task: PoolingTask | None
     is_base64: bool
+    binary: Binary
     is_plain: bool
     dimensions: int | None
     truncate_tokens: int | None
@@ -73,8 +74,8 @@ def parse_pooling(body: bytes) -> PoolingRequest:
     task = fields.text("task", 32)
     if task is not None and task not in set(PoolingTask):
         raise fields.wrong("task", task, f"one of {', '.join(PoolingTask)}")
-    _one_of(fields, "embed_dtype", "float32")
-    _one_of(fields, "endianness", "native", "little")
+    binary = take_binary(fields)
+    refuse_padding(fields)
     is_plain = not fields.flag("use_activation", default=True)
     is_plain |= not fields.flag("normalize", default=True)
     fields.text("user", 2**26)
@@ -83,6 +84,7 @@ def parse_pooling(body: bytes) -> PoolingRequest:
         inputs=inputs,
         task=None if task is None else PoolingTask(task),
         is_base64=form == "base64",
+        binary=binary,
         is_plain=is_plain,
         dimensions=fields.integer("dimensions", 1, MAX_DIMENSIONS),
         truncate_tokens=truncation(fields),
@@ -128,19 +130,15 @@ def pooling_body(
         shape = [len(rows), width] if task.is_by_token else [width]
         shown: object = rows if task.is_by_token else rows[0]
         if request.is_base64:
-            shown = _base64([value for row in rows for value in row]) if is_shared else _base64_of(result)
+            shown = request.binary.text_of(_packed(rows) if is_shared else result)
         data.append({"index": index, "object": "pooling", "data": shown, "shape": shape})
     usage = {"prompt_tokens": tokens, "total_tokens": tokens, "completion_tokens": 0}
     body = {"id": answer_id, "object": "list", "created": created, "model": model, "data": data, "usage": usage}
     return _encode(body)
 
 
-def _base64(values: Sequence[float]) -> str:
-    packed = array("f", values)
+def _packed(rows: Sequence[Sequence[float]]) -> bytes:
+    packed = array("f", [value for row in rows for value in row])
     if sys.byteorder == "big":
         packed.byteswap()
-    return _base64_of(packed.tobytes())
-
-
-def _base64_of(data: bytes) -> str:
-    return base64.b64encode(data).decode("ascii")
+    return packed.tobytes()

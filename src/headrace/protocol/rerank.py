@@ -18,7 +18,7 @@ import msgspec
 from headrace.base.errors import RequestError
 from headrace.protocol.embeddings import truncation, values_of
 from headrace.protocol.fields import Fields
-from headrace.protocol.inputs import MAX_INPUTS
+from headrace.protocol.inputs import MAX_INPUTS, MODEL_LIMIT
 from headrace.protocol.openai import MAX_TOKEN_ID
 from headrace.protocol.strict_json import decode_object
 
@@ -87,14 +87,14 @@ def parse_rerank(body: bytes) -> ScoreRequest:
         raise fields.missing("query")
     truncate = truncation(fields)
     if fields.flag("truncate"):
-        truncate = MAX_TOKEN_ID
+        truncate = MODEL_LIMIT
     if fields.integer("max_tokens_per_doc", 1, MAX_TOKEN_ID) is not None:
-        truncate = MAX_TOKEN_ID  # Cohere cuts documents by itself; here they are cut where the model's context ends
+        truncate = MODEL_LIMIT  # Cohere cuts documents by itself; here they are cut where the model's context ends
     return ScoreRequest(
         model=model,
         form="tei" if is_tei else "rerank",
         queries=(query,),
-        documents=_one_of(fields, "texts", "documents", _documents),
+        documents=_one_of(fields, _documents, "documents", "texts"),
         top_n=fields.integer("top_n", 1, MAX_INPUTS),
         has_documents=any([fields.flag("return_text"), fields.flag("return_documents")]),
         is_raw=fields.flag("raw_scores"),
@@ -107,8 +107,8 @@ def parse_score(body: bytes) -> ScoreRequest:
     """Reads the body of ``/v1/score``; raises as ``parse_rerank``."""
     fields = Fields(decode_object(body))
     model = fields.text("model", _MAX_NAME)
-    queries = _one_of(fields, "queries", "text_1", texts_of)
-    documents = _one_of(fields, "documents", "text_2", texts_of)
+    queries = _one_of(fields, texts_of, "text_1", "queries", "data_1")
+    documents = _one_of(fields, texts_of, "text_2", "documents", "items", "data_2")
     if len(queries) not in (1, len(documents)):
         raise RequestError(
             f"text_1 has {len(queries)} texts and text_2 has {len(documents)}: give one, or as many", param="text_1"
@@ -133,12 +133,12 @@ def parse_classify(body: bytes) -> ClassifyRequest:
     return ClassifyRequest(model, texts_of(fields, "input"), truncation(fields), fields.unknown())
 
 
-def _one_of(fields: Fields, name: str, other: str, read: Callable[[Fields, str], tuple[str, ...]]) -> tuple[str, ...]:
-    """Gives a field that has two names; both at once are refused."""
-    given = [one for one in (name, other) if fields.take(one) is not None]
-    if len(given) == 2:
-        raise RequestError(f"{name} and {other} are two names of one field: send one of them", param=other)
-    return read(fields, given[0] if given else other)
+def _one_of(fields: Fields, read: Callable[[Fields, str], tuple[str, ...]], *names: str) -> tuple[str, ...]:
+    """Gives a field that has several names; two at once are refused."""
+    given = [name for name in names if fields.take(name) is not None]
+    if len(given) > 1:
+        raise RequestError(f"{given[0]} and {given[1]} are two names of one field: send one of them", param=given[1])
+    return read(fields, given[0] if given else names[0])
 
 
 def _documents(fields: Fields, name: str) -> tuple[str, ...]:

@@ -13,8 +13,7 @@ import msgspec
 from headrace.base.errors import RequestError
 from headrace.protocol.embeddings import MAX_DIMENSIONS, EmbeddingRequest, values_of
 from headrace.protocol.fields import Fields
-from headrace.protocol.inputs import MAX_INPUTS
-from headrace.protocol.openai import MAX_TOKEN_ID
+from headrace.protocol.inputs import MAX_INPUTS, MODEL_LIMIT
 from headrace.protocol.rerank import ClassifyRequest, probabilities, texts_of
 from headrace.protocol.strict_json import decode_object
 
@@ -120,7 +119,7 @@ def truncation_of(fields: Fields) -> int | None:
     side = fields.text("truncation_direction", 16)
     if side is not None and side.lower() != "right":
         raise fields.wrong("truncation_direction", side, "Right")
-    return MAX_TOKEN_ID if fields.flag("truncate") else None
+    return MODEL_LIMIT if fields.flag("truncate") else None
 
 
 def embed_body(request: EmbeddingRequest, vectors: Sequence[bytes], width: int) -> bytes:

@@ -37,6 +37,7 @@ from headrace.server.encode import Classes, Embeddings, EncodeEndpoint, Scores
 from headrace.server.encode_tasks import Masks, Pooling, Task, Tasks, TokenClasses
 from headrace.server.exchange import error_headers
 from headrace.server.generate import GenerateEndpoint, StreamSettings, anthropic_writer, speak_anthropic
+from headrace.server.invocations import Invocations
 from headrace.server.pages import Pages, PageState
 from headrace.server.tokens import JsonEndpoint, TokenPages
 
@@ -115,12 +116,14 @@ def public_app(state: FrontState) -> Edge:
         Task.MASKS: Masks("fill_mask", parse_masks, **encoding),
     }
     handlers["/"] = Tasks(state.models, by_task)
+    handlers["/invocations"] = Invocations(state.models, dict(handlers), BATCH_BODY_RATIO * max_bytes)
     # Clients of llama.cpp's server leave the version out.
     handlers |= {path.removeprefix("/v1"): handler for path, handler in handlers.items() if path.startswith("/v1/")}
     routes = [
         Route("/tokenizer_info", pages.tokenizer_info),
         Route("/openapi.json", pages.openapi),
         Route("/info", pages.info),
+        Route("/load", pages.load),
         Route("/v1/models", pages.models),
         Route("/v1/models/{model:path}", pages.model),
         Route("/models", pages.models),

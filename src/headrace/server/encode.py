@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
@@ -104,7 +105,18 @@ class Embeddings(EncodeEndpoint[EmbeddingRequest]):
         vectors = await encoding.run(tokenise, dimensions=request.dimensions, form=form)
         if request.is_tei:
             return await self._aside(embed_body, request, vectors, identity.vector_width)
-        return await self._aside(embeddings_body, request, record.model, vectors, record.prompt_tokens)
+
+        def write() -> bytes:
+            return embeddings_body(
+                request,
+                vectors,
+                answer_id=new_id("embd"),
+                created=int(time.time()),
+                model=record.model,
+                prompt_tokens=record.prompt_tokens,
+            )
+
+        return await self._aside(write)
 
 
 class Scores(EncodeEndpoint[ScoreRequest]):

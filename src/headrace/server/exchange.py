@@ -53,7 +53,7 @@ class Exchange:
         self._receive = receive
         self._send = send
         self.standing: list[tuple[bytes, bytes]] = []  # headers of whatever is answered
-        self._is_body_read = False
+        self._body: bytes | None = None
         self._headers: dict[bytes, bytes] = {}
         self.repeated: set[bytes] = set()
         for name, value in scope["headers"]:
@@ -93,7 +93,7 @@ class Exchange:
             connection.watch(gone)
 
     async def read_body(self, max_bytes: int, idle_s: float = BODY_IDLE_S) -> bytes:
-        """Reads the whole body.
+        """Reads the whole body; again gives what was read.
 
         Raises:
             PayloadTooLarge: more than ``max_bytes``; told from the length header before anything is read.
@@ -101,6 +101,10 @@ class Exchange:
             UnsupportedMedia: not JSON, or compressed.
             ClientGoneError: the connection closed.
         """
+        if self._body is not None:
+            if len(self._body) > max_bytes:
+                raise _too_large(max_bytes)
+            return self._body
         self._check_media()
         length = self.header(b"content-length")
         if length is not None and int(length) > max_bytes:
@@ -128,8 +132,8 @@ class Exchange:
                 raise _too_large(max_bytes)
             parts.append(part)
             if not message.get("more_body", False):
-                self._is_body_read = True
-                return parts[0] if len(parts) == 1 else b"".join(parts)
+                self._body = parts[0] if len(parts) == 1 else b"".join(parts)
+                return self._body
 
     async def answer(self, status: int, body: bytes, headers: Headers = ()) -> None:
         """Sends a whole JSON answer."""
@@ -150,7 +154,7 @@ class Exchange:
         body = self.error_body(error, self.request_id)
         out = [*headers, *error_headers(error)]
         status = error.http_status
-        must_close = status in (408, 413) or (self.method == "POST" and not self._is_body_read)
+        must_close = status in (408, 413) or (self.method == "POST" and self._body is None)
         if not must_close:
             await self.answer(status, body, out)
             return

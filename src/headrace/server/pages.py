@@ -151,6 +151,10 @@ class Pages:
         text = expose(recorder.snapshot(), models=state.models.names)
         return Response(text, headers={"content-type": CONTENT_TYPE})
 
+    async def load(self, _request: Request) -> Response:
+        """``GET /load``: how many requests are inside this front (vLLM's)."""
+        return _json({"server_load": self._state.models.num_open})
+
     async def version(self, _request: Request) -> Response:
         """``GET /version``."""
         return _json({"version": headrace.__version__})

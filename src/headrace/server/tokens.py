@@ -25,6 +25,8 @@ from headrace.server.ignored import IgnoredFields
 _TEXT_RATIO: Final = 8
 _MAX_TEXT: Final = 2**26
 _MAX_IDS: Final = 2**20
+# The class of transformers that reads the same files.
+_TOKENIZER_CLASS: Final = "PreTrainedTokenizerFast"
 # What /tokenize reads beside the fields of a conversation.
 _OWN_FIELDS: Final = ("return_token_strs", "with_pieces", "add_special")
 
@@ -109,13 +111,14 @@ class TokenPages:
         if has_pieces:  # llama.cpp's form
             pieces = [{"id": index, "piece": _piece(tokenizer.token_bytes(index))} for index in ids]
             return {**answer, "tokens": pieces}, ignored
-        texts = [tokenizer.token_bytes(index).decode("utf-8", "replace") for index in ids] if has_texts else None
+        texts = [tokenizer.token_text(index) for index in ids] if has_texts else None
         return {**answer, "tokens": ids, "token_strs": texts}, ignored
 
     async def detokenize(self, body: bytes) -> _Answered:
         """``POST /detokenize``: the text of token ids, special tokens written out."""
         fields = Fields(decode_object(body))
         pipeline, identity = self._find(fields)
+        is_named = fields.take("model") is not None
         items = fields.items("tokens", _MAX_IDS)
         if items is None:
             raise fields.missing("tokens")
@@ -126,7 +129,8 @@ class TokenPages:
             )
         stream = pipeline.kit.text_stream(is_text_start=True, skip_special=False)
         text = stream.push(ids) + stream.flush()
-        return {"prompt": text, "content": text}, fields.unknown()
+        # Clients of llama.cpp's server name no model and read its field.
+        return {"prompt": text} | ({} if is_named else {"content": text}), fields.unknown()
 
     async def count_chat(self, body: bytes) -> _Answered:
         """``POST /v1/chat/completions/input_tokens``: how many tokens a conversation is (llama.cpp's route)."""
@@ -150,6 +154,7 @@ class TokenPages:
         marks = kit.dialect.marks
         return {
             "model": pipeline.name,
+            "tokenizer_class": _TOKENIZER_CLASS,
             "vocab_size": identity.vocab_size,
             "max_model_len": pipeline.context_tokens(identity),
             "special_tokens": kit.special_tokens,

@@ -245,6 +245,13 @@ class Tokenizer:
             self._pieces[index] = piece
         return piece
 
+    def token_text(self, index: int) -> str:
+        """Gives a token as the vocabulary writes it (`Ġthe`); nothing for an id outside of it."""
+        if not 0 <= index < self.vocab_size:
+            return ""
+        added = self._added.get(index)
+        return self._tokens[index] if added is None else added[0]
+
     def token_id(self, token: str) -> int | None:
         """Gives the id of a token by its written form, or None."""
         return self._vocab.get(token)
@@ -305,7 +312,7 @@ class Tokenizer:
 def _too_long(text: str, num_tokens: int, limit_tokens: int, param: str) -> ContextLengthError:
     return ContextLengthError(
         f"This model's maximum context length is {limit_tokens} tokens. However, your {param} is too "
-        f"large, at least {num_tokens} tokens in {len(text)} characters: shorten the {param}.",
+        f"large, at least {num_tokens} tokens in {len(text)} characters. Please reduce the length of the input prompt.",
         param=param,
     )
 

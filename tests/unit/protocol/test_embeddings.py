@@ -47,10 +47,10 @@ def test_inputs_come_in_many_forms(given: Any, inputs: Any) -> None:
         ({"input": []}, "not empty"),
         ({"input": ["a", ""]}, "input[1] is empty"),
         ({"input": [[]]}, "input[0] has no tokens"),
-        ({"input": [1, -1]}, "token ids from 0"),
+        ({"input": [1, -1]}, "token -1, which is out of vocabulary: token ids are from 0"),
         ({"input": [1, True]}, "texts among them"),
         ({"input": [1, "a", None]}, "texts among them"),
-        ({"input": [1, "a", -1]}, "token ids from 0"),
+        ({"input": [1, "a", -1]}, "token -1, which is out of vocabulary: token ids are from 0"),
         ({"input": [1, *["a"] * 4096]}, "the limit is 4096"),
         ({"input": {"content": "a"}}, "input must be"),
         ({"input": {"content": []}}, "input.content is empty"),
@@ -68,6 +68,7 @@ def test_inputs_come_in_many_forms(given: Any, inputs: Any) -> None:
         ({"input": "a", "truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
         ({"input": "a", "truncate_prompt_tokens": -2}, "truncate_prompt_tokens"),
         ({"input": "a", "user": 5}, "user"),
+        ({"input": "a", "padding": "max_length"}, "padding is not supported"),
     ],
 )
 def test_what_is_wrong_is_named(values: dict[str, Any], word: str) -> None:
@@ -86,10 +87,11 @@ def test_vectors_are_written_in_both_forms(form: str) -> None:
     values = [0.25, -1.5, 3.0]
     request = parse(input=["a", "b"], encoding_format=form)
 
-    answer = json.loads(embeddings_body(request, "m", [struct.pack("<3f", *values)] * 2, 7))
+    vectors = [struct.pack("<3f", *values)] * 2
+    answer = json.loads(embeddings_body(request, vectors, answer_id="e", created=5, model="m", prompt_tokens=7))
 
     assert answer["object"] == "list"
-    assert answer["usage"] == {"prompt_tokens": 7, "total_tokens": 7}
+    assert answer["usage"] == {"prompt_tokens": 7, "total_tokens": 7, "completion_tokens": 0}
     assert [item["index"] for item in answer["data"]] == [0, 1]
     got = answer["data"][1]["embedding"]
     if form == "base64":

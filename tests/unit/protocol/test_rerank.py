@@ -44,6 +44,18 @@ def test_tei_sends_texts_and_gets_a_bare_list() -> None:
     assert [(item["index"], item["text"]) for item in answer] == [(1, "b"), (0, "a"), (2, "c")]
 
 
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), ("data_1", "data_2")],
+)
+def test_what_is_scored_has_several_names_and_two_at_once_are_refused(first: str, second: str) -> None:
+    request = parse_score(body(model="m", **{first: "q", second: ["a", "b"]}))
+
+    assert (request.queries, request.documents, request.unknown) == (("q",), ("a", "b"), ())
+    with pytest.raises(RequestError, match="two names of one field"):
+        parse_score(body(model="m", **{first: "q", second: "a", "items" if second != "items" else "text_2": "b"}))
+
+
 def test_score_takes_one_text_for_all_or_as_many() -> None:
     assert parse_score(body(model="m", text_1="q", text_2=["a", "b"])).queries == ("q",)
     assert parse_score(body(model="m", queries=["p", "q"], documents=["a", "b"])).queries == ("p", "q")
