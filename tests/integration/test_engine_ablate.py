@@ -9,7 +9,7 @@ import pytest
 
 from headrace.base.clock import SystemClock
 from headrace.base.errors import ConfigError
-from headrace.engine.ablate import AblateReport, ablation_head, ablation_table, run_ablation
+from headrace.engine.ablate import AblateReport, OneStage, ablation_head, ablation_table, run_ablation
 from headrace.program.unfuse import STAGES
 from headrace.protocol.launch import WorkerLaunch
 from headrace.testing.tiny import write_tiny_llama
@@ -59,3 +59,13 @@ def test_a_model_that_makes_vectors_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(ConfigError, match="makes vectors"):
         run_ablation(WorkerLaunch(str(tmp_path), "tiny", -1), SystemClock())
+
+
+def test_one_stage_alone_decodes_and_prefills(tmp_path: Path) -> None:
+    model = write_tiny_llama(tmp_path / "tiny")
+    launch = WorkerLaunch(str(model), "tiny", -1, kv_cache_tokens=4096, max_step_tokens=128)
+
+    stage = OneStage(launch, SystemClock(), 0)
+
+    assert stage.prefill_s(list(range(100))) > 0
+    assert stage.decode_s(list(range(20)), 5) > 0

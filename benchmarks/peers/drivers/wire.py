@@ -31,12 +31,6 @@ def prompts(sequences: int, tokens: int, first: int = FIRST_ID, last: int = LAST
     return [[random.randrange(first, last) for _ in range(tokens)] for _ in range(sequences)]
 
 
-def peak_bytes() -> int:
-    """Returns the most memory that this process held at once."""
-    status = Path("/proc/self/status").read_text()
-    return 1024 * int(status.split("VmHWM:")[1].split()[0])
-
-
 def serve(methods: dict[str, Callable[..., Answer]]) -> None:
     """Answers until stdin ends. Says first that it is ready: the driver has loaded and made its first output."""
     out = os.fdopen(os.dup(1), "w", buffering=1)
@@ -46,9 +40,7 @@ def serve(methods: dict[str, Callable[..., Answer]]) -> None:
         request = json.loads(line)
         method = request.pop("do")
         try:
-            if method == "memory":
-                answer: Answer = {"bytes": peak_bytes()}
-            elif method in methods:
+            if method in methods:
                 answer = methods[method](**request)
             else:
                 answer = {"error": f"cannot {method}"}

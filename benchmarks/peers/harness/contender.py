@@ -57,6 +57,13 @@ class Grouped:
         self.engine, self.format = engine, form
         self.weight_bytes = weight_bytes(path)
         self._group: Group | None = None
+        self._peak_bytes = 0
+
+    def peak_bytes(self) -> int:
+        """Returns the most that its processes held at once, over all its lives."""
+        if self._group:
+            self._peak_bytes = max(self._peak_bytes, self._group.peak_bytes())
+        return self._peak_bytes
 
     def pause(self) -> None:
         if self._group:
@@ -68,6 +75,7 @@ class Grouped:
 
     def end(self) -> None:
         if self._group:
+            self.peak_bytes()
             self._group.end()
             self._group = None
 
@@ -108,7 +116,7 @@ class Driven(Grouped):
             case Kind.START:
                 return restart(self)
             case Kind.MEMORY:
-                return float(self.answer("memory")["bytes"]) / 2**20
+                return self.peak_bytes() / 2**20
             case Kind.CLIENTS:
                 raise CellError("has no HTTP server")
         return float(found["tokens"]) / float(found["seconds"])

@@ -12,9 +12,12 @@ from harness.cells import ENCODER, PARAMETERS, SMALL, Cell, Kind
 from harness.contender import Contender, Driven
 from harness.http import Served
 from harness.llama import LlamaCpp
+from headrace.kernels import vm
 
 HERE = Path(__file__).parents[1]
 OURS = "headrace"
+OP_BY_OP = "headrace op by op"
+"""The first arm of `headrace bench engine --ablate`: the same kernels with one barrier an operation. It is no peer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,23 +130,48 @@ def _decoders(setting: Setting, model: str) -> list[Maker]:
             make = partial(driven, setting, environment, form, driver, path, path, *last)
             found.append((f"{environment} {form}", [path, peers / environment / "bin" / "python"], make))
     path = models / model
-    found.append(("vLLM bf16", [path, peers / "vllm" / "works"], partial(vllm, setting, path)))
+    form = vllm_form()
+    found.append((f"vLLM {form}", [path, peers / "vllm" / "works"], partial(vllm, setting, path, form)))
+    path = models / f"{model}.{ours[0]}.gguf"
+    command: list[str | Path] = [sys.executable, HERE / "drivers" / "op_by_op.py", path]
+    make = partial(OneStage, OP_BY_OP, ours[0], command, path, setting.log("op-by-op", ours[0]), setting.variables)
+    found.append((f"{OP_BY_OP} {ours[0]}", [path], make))
     return found
 
 
-def vllm(setting: Setting, path: Path) -> Served:
+class OneStage(Driven):
+    """Our engine in process, one program of the ablation: it decodes and prefills one sequence."""
+
+    def can(self, cell: Cell) -> bool:
+        return cell.kind in (Kind.DECODE, Kind.PREFILL)
+
+
+def vllm_form() -> str:
+    """Returns the number format to run vLLM in.
+
+    Without AVX-512 torch's bf16 product of many rows is nine times as slow as the one in fp32 (20 beside 172 GFLOP/s:
+    512 rows, 576 x 1,536, two Zen 3 cores), and vLLM warms up with as many tokens as its longest step has.
+    """
+    return "bf16" if vm.best_isa().startswith("avx512") else "fp32"
+
+
+def vllm(setting: Setting, path: Path, form: str) -> Served:
     """vLLM's CPU build; `setup` leaves the file `works` where it answers on this machine."""
     folder = setting.peers / "vllm"
 
     def command(port: int) -> list[str | Path]:
         limits = ["--max-model-len", "4352", "--max-num-seqs", "32", "--no-enable-prefix-caching"]
-        places = ["--host", "127.0.0.1", "--port", str(port), "--dtype", "bfloat16"]
-        return [folder / "bin" / "vllm", "serve", path, *places, *limits]
+        places = ["--host", "127.0.0.1", "--port", str(port)]
+        if form == "fp32":
+            # Compiling the model and warming up for long steps would take minutes.
+            limits += ["--enforce-eager", "--max-num-batched-tokens", "1024"]
+        dtype = {"bf16": "bfloat16", "fp32": "float32"}[form]
+        return [folder / "bin" / "vllm", "serve", path, "--dtype", dtype, *places, *limits]
 
     libraries = sorted((folder / "lib").glob("libiomp5.so"))
     variables = setting.variables | ({"LD_PRELOAD": str(libraries[0])} if libraries else {})
-    log = setting.log("vLLM", "bf16")
-    return Served("vLLM", "bf16", command, path, log, variables, extra={"ignore_eos": True})
+    log = setting.log("vLLM", form)
+    return Served("vLLM", form, command, path, log, variables, extra={"ignore_eos": True})
 
 
 def _encoders(setting: Setting) -> list[Maker]:

@@ -81,8 +81,7 @@ class Served(Grouped):
             case Kind.START:
                 return restart(self)
             case Kind.MEMORY:
-                assert self._group is not None
-                return self._group.peak_bytes() / 2**20
+                return self.peak_bytes() / 2**20
             case Kind.CLIENTS:
                 return self._clients(cell)
             case Kind.ENCODE:

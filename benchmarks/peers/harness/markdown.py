@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from harness.cells import CELLS, LARGE, SMALL, SUITES, TITLES, Cell
 from harness.engines import OURS
 from harness.results import Limit, Quality, Results, Session
-from harness.table import GOAL_RATIO, GOAL_SHARE, Row, Verdict, boundary_of, mode_of, rows, verdicts
+from harness.table import (
+    GOAL_RATIO,
+    GOAL_SHARE,
+    SAME_BITS,
+    Row,
+    Verdict,
+    boundary_of,
+    mode_of,
+    op_by_op,
+    rows,
+    verdicts,
+)
 
 
 def number(value: float, cell: Cell) -> str:
@@ -134,6 +147,37 @@ def roofline(results: Results, model: str) -> str:
     return "\n".join(lines)
 
 
+def arm(results: Results, model: str) -> str:
+    """Returns the op-by-op arm beside llama.cpp; empty where it was not measured."""
+    found = op_by_op(results, model)
+    if not found:
+        return ""
+    lines = ["| cell | op by op | beside llama.cpp of our bits or more | beside its best format |", "|---|---|---|---|"]
+    for cell, row, peers in found:
+        same = [peer for peer in peers if peer.bits > row.bits - SAME_BITS]
+        words = []
+        for group in (same, peers):
+            best = min(group, key=lambda peer: peer.ratio or 0.0, default=None)
+            words.append(
+                "–" if best is None else f"{best.format}: {number(best.median or 0.0, cell)}, {best.ratio:.2f} ×"
+            )
+        lines.append(f"| {cell.name} | {number(row.median or 0.0, cell)} {row.format} | {' | '.join(words)} |")
+    return (
+        "Our kernels op by op, one barrier an operation, in process and without the time between steps (the first arm "
+        "of `headrace bench engine --ablate`):\n\n" + "\n".join(lines)
+    )
+
+
+def tokens(model: str) -> str:
+    """Returns how many tokens go in and come out, of the cells where the name does not say it."""
+    found = [
+        f"{cell.name} {cell.prompt_tokens:,} in, {cell.output_tokens} out"
+        for cell in CELLS[model]
+        if cell.output_tokens
+    ]
+    return f"Tokens of each sequence: {'; '.join(found)}." if found else ""
+
+
 def machine(session: Session) -> str:
     """Returns where and with what a session ran."""
     memory = f"{session.memory_bytes / 2**30:.0f} GiB"
@@ -143,18 +187,23 @@ def machine(session: Session) -> str:
     )
 
 
-def document(results: Results, suite: str) -> str:
-    """Returns the whole of a suite as Markdown."""
+def document(results: Results, suite: str, voids: Callable[[str], str] = lambda model: "") -> str:
+    """Returns the whole of a suite as Markdown.
+
+    Args:
+        voids: says of a model what was left out.
+    """
     parts = [f"# {OURS} beside its peers: {suite}", "", *(f"- {machine(session)}" for session in results.sessions)]
     for model in SUITES[suite]:
         if any(sample.model == model for sample in results.samples):
-            parts += ["", section(results, model)]
+            parts += ["", section(results, model, voids(model))]
     return "\n".join(parts) + "\n"
 
 
-def section(results: Results, model: str) -> str:
+def section(results: Results, model: str, voids: str = "") -> str:
     """Returns all tables of one model."""
     goal = f"Goal of a cell: {GOAL_RATIO} × the best peer, or {GOAL_SHARE:.0%} of the limit."
     title = f"## {TITLES[model]}"
-    parts = [title, goal, summary(results, model), "What limits it:", roofline(results, model), modes(results, model)]
-    return "\n\n".join([*parts, "Every engine and format:", details(results, model)])
+    parts = [title, goal, tokens(model), summary(results, model), voids, arm(results, model)]
+    parts += ["What limits it:", roofline(results, model), modes(results, model)]
+    return "\n\n".join(part for part in [*parts, "Every engine and format:", details(results, model)] if part)

@@ -58,8 +58,12 @@ class Group:
             self._signal(signal.SIGCONT)
 
     def peak_bytes(self) -> int:
-        """Returns the sum of the processes' largest resident sizes; what they share counts in each."""
-        return sum(_peak_bytes(pid) for pid in descendants(self.process.pid))
+        """Returns the sum of the processes' largest resident sizes, with what several of them share counted once.
+
+        The kernel keeps the largest resident size (VmHWM) of each process alone; what they share now, resident less
+        proportional size (PSS), is taken off.
+        """
+        return sum(_peak_bytes(pid) - _shared_bytes(pid) for pid in descendants(self.process.pid))
 
     def end(self) -> None:
         """Ends the processes, by force after ``END_S`` seconds."""
@@ -96,6 +100,16 @@ def _peak_bytes(pid: int) -> int:
     except OSError:
         return 0
     return 1024 * int(status.partition("VmHWM:")[2].split()[0]) if "VmHWM:" in status else 0
+
+
+def _shared_bytes(pid: int) -> int:
+    """What others pay for of a process's resident pages. Pages that no other process maps are all its own."""
+    try:
+        fields = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:])
+    except OSError:
+        return 0
+    resident, proportional = (int(fields[name].split()[0]) for name in ("Rss", "Pss"))
+    return 1024 * (resident - proportional)
 
 
 def wait_until(deadline_s: float, what: str, group: Group) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from harness.cells import CELLS, Cell
-from harness.engines import OURS
+from harness.engines import OP_BY_OP, OURS
 from harness.results import Quality, Results, Sample
 
 GOAL_RATIO, GOAL_SHARE = 1.68, 0.80
@@ -107,7 +107,7 @@ def _verdict(results: Results, model: str, cell: Cell, ours: Sequence[Row], tabl
     best = _best(cell, ours)
     assert best is not None
     table = rows(results, model, cell, against=best.format)
-    peers = [row for row in table if row.engine != OURS and row.values]
+    peers = [row for row in table if row.engine not in (OURS, OP_BY_OP) and row.values]
     same = [row for row in peers if row.bits > best.bits - SAME_BITS]
     limits = [
         limit.value
@@ -119,11 +119,22 @@ def _verdict(results: Results, model: str, cell: Cell, ours: Sequence[Row], tabl
     return Verdict(cell, best, _best(cell, same), _best(cell, peers), limit, share)
 
 
-def rows(results: Results, model: str, cell: Cell, against: str | None = None) -> list[Row]:
+def op_by_op(results: Results, model: str) -> list[tuple[Cell, Row, list[Row]]]:
+    """Returns, for each cell that it ran, our op-by-op arm and llama.cpp's formats with the arm's ratio to them."""
+    found = []
+    for cell in CELLS[model]:
+        arm = next((row for row in rows(results, model, cell) if row.engine == OP_BY_OP and row.values), None)
+        if arm is not None:
+            table = rows(results, model, cell, against=arm.format, against_engine=OP_BY_OP)
+            found.append((cell, arm, [row for row in table if row.engine == "llama.cpp" and row.ratio is not None]))
+    return found
+
+
+def rows(results: Results, model: str, cell: Cell, against: str | None = None, against_engine: str = OURS) -> list[Row]:
     """Returns every engine and format of a cell, best first.
 
     Args:
-        against: our format that ratios compare with; None takes the best.
+        against: format of ``against_engine`` that ratios compare with; None takes our best.
     """
     samples = [sample for sample in results.samples if (sample.model, sample.cell) == (model, cell.name)]
     entries = {(entry.engine, entry.format): entry.bits for entry in results.entries if entry.model == model}
@@ -134,7 +145,7 @@ def rows(results: Results, model: str, cell: Cell, against: str | None = None) -
         ours = {form: _values(found) for (engine, form), found in by_name.items() if engine == OURS and _values(found)}
         sign = -1 if cell.is_less_better else 1
         against = max(ours, key=lambda form: sign * statistics.median(ours[form])) if ours else None
-    own = _by_round(by_name.get((OURS, against or ""), []))
+    own = _by_round(by_name.get((against_engine, against or ""), []))
     qualities = {(found.engine, found.format): found for found in results.quality if found.model == model}
     table = []
     for (engine, form), found in by_name.items():
@@ -143,7 +154,7 @@ def rows(results: Results, model: str, cell: Cell, against: str | None = None) -
             for moment, value in _by_round(found).items()
             if moment in own
         ]
-        ratio = statistics.median(both) if both and engine != OURS else None
+        ratio = statistics.median(both) if both and engine != against_engine else None
         error = next((sample.error for sample in reversed(found) if sample.error), "")
         bits = entries.get((engine, form), 0.0)
         table.append(Row(engine, form, bits, _values(found), ratio, qualities.get((engine, form)), error))

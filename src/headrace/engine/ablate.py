@@ -115,12 +115,7 @@ def run_ablation(
         ModelError, MachineError: as loading does.
         EngineError: a stage chose another token than the others, or a request failed.
     """
-    launch = msgspec.structs.replace(
-        launch, prefix_cache=False, max_sequences=max(launch.max_sequences, *decode_batches, 1)
-    )
-    inspection = inspect(launch)
-    if inspection.encode_config is not None:
-        raise ConfigError("--ablate measures models that generate, and this one makes vectors")
+    inspection = _inspect(launch, decode_batches)
     isa = choose_isa(launch)
     weights = read_weights(inspection, lambda stage, ratio: progress(stage))
     cutter = Cutter(weights)
@@ -285,6 +280,43 @@ class _Arm:
                 case _:
                     pass
         return self._vm.step_s
+
+
+class OneStage:
+    """One stage of a model's program alone, to be measured beside other engines, one sequence at a time.
+
+    Args:
+        stage: 0 is op by op, ``STAGES - 1`` the program that ships.
+
+    Raises:
+        ConfigError: the model makes vectors.
+        ModelError, MachineError: as loading does.
+    """
+
+    def __init__(self, launch: WorkerLaunch, clock: Clock, stage: int) -> None:
+        inspection = _inspect(launch, ())
+        weights = read_weights(inspection, lambda what, ratio: None)
+        self._arm = _Arm(inspection, Cutter(weights), choose_isa(launch), stage, clock)
+
+    def prefill_s(self, prompt: list[int]) -> float:
+        """Returns the VM's seconds up to the first token."""
+        return self._arm.start([prompt], 1)
+
+    def decode_s(self, prompt: list[int], tokens: int) -> float:
+        """Returns the VM's seconds for so many tokens after the first."""
+        self._arm.start([prompt], tokens + 1)
+        total_s = 0.0
+        while sum(map(len, self._arm.tokens.values())) <= tokens:
+            total_s += self._arm.step()
+        return total_s
+
+
+def _inspect(launch: WorkerLaunch, batches: Sequence[int]) -> Inspection:
+    launch = msgspec.structs.replace(launch, prefix_cache=False, max_sequences=max(launch.max_sequences, *batches, 1))
+    inspection = inspect(launch)
+    if inspection.encode_config is not None:
+        raise ConfigError("--ablate measures models that generate, and this one makes vectors")
+    return inspection
 
 
 def _decode(arms: Sequence[_Arm], prompts: list[list[int]], rounds: int) -> _Shape:
