@@ -87,7 +87,11 @@ class LlamaCpp:
         pipe = subprocess.PIPE
         with subprocess.Popen(command, stdout=pipe, stderr=subprocess.DEVNULL, env=environment, text=True) as process:
             assert process.stdout is not None
-            text = process.stdout.read()
+            try:
+                text = process.stdout.read()
+            except BaseException:
+                process.kill()  # leaving the block waits for it
+                raise
             _, status, usage = os.wait4(process.pid, 0)
             process.returncode = os.waitstatus_to_exitcode(status)
         if process.returncode:

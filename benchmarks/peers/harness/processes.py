@@ -17,6 +17,12 @@ class CellError(Exception):
     """An engine could not do a cell; the text says why, and stands in the results in the figure's place."""
 
 
+def end_on_signals() -> None:
+    """SIGTERM and SIGINT raise KeyboardInterrupt from now on, also under nohup, so that what was started is ended."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.default_int_handler)
+
+
 class Group:
     """One engine's processes.
 

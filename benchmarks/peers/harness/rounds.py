@@ -68,7 +68,11 @@ class Session:
         self._peaks: dict[Arithmetic, float] = {}
 
     def run(self) -> None:
-        """Runs every model; the time is shared out by what is left."""
+        """Runs every model; the time is shared out by what is left.
+
+        Raises:
+            KeyboardInterrupt: it was stopped; all processes have ended, and the results hold what was measured.
+        """
         for index, model in enumerate(self._plan.models):
             left_s = self._until_s - monotonic()
             until_s = monotonic() + left_s / (len(self._plan.models) - index)
@@ -99,10 +103,10 @@ class Session:
                 if cell.kind is Kind.MEMORY:
                     # Once, at the end: what each held at most over all that it ran.
                     self._round(cell, 0, [each for each in self._ready if each.can(cell)])
-            self._note_limits(cells)
         finally:
             for each in self._ready:
                 each.end()
+            self._note_limits(cells)
 
     def _is_wanted(self, contender: Contender) -> bool:
         names = self._plan.names
@@ -124,6 +128,9 @@ class Session:
             start = Cell("start to first token", Kind.START)
             self._keep(self._model, contender, start, 0, None, 0.0, (0.0, 0.0), str(error))
             return False
+        except BaseException:
+            contender.end()
+            raise
         self._ready.append(contender)
         return True
 
