@@ -7,7 +7,6 @@ from typing import Final
 
 from headrace.base.errors import NotFoundError, RequestError
 from headrace.gateway.pipeline import Pipeline
-from headrace.gateway.ticket import Ticket
 from headrace.protocol.launch import Kind
 
 # Names that an error lists; a deployment has a handful.
@@ -102,11 +101,6 @@ class Models:
     def num_open(self) -> int:
         """Requests inside this front."""
         return sum(pipeline.num_open for pipeline in self._pipelines)
-
-    @property
-    def open_requests(self) -> tuple[Ticket, ...]:
-        """The requests inside this front."""
-        return tuple(ticket for pipeline in self._pipelines for ticket in pipeline.open_requests)
 
     def drain(self) -> None:
         """Refuses what is new, and what waits for a place; what runs goes on."""

@@ -1,7 +1,7 @@
 """The pipeline of one model in a front: its parts, its limits, and the requests that are open in it.
 
 What one request does here is ``gateway.run``'s (text) and ``gateway.encoding``'s (vectors and scores); what all of them
-hold is ``gateway.ticket``'s.
+hold is ``gateway.ticket``'s, which this module does not know.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import random
 import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from headrace.base.clock import Clock
 from headrace.base.errors import (
@@ -25,15 +25,12 @@ from headrace.base.errors import (
 from headrace.gateway.admission import Admission
 from headrace.gateway.deadlines import Deadlines
 from headrace.gateway.grammars import GrammarGate
-from headrace.gateway.ledger import Ledger
+from headrace.gateway.ledger import Ledger, Record
 from headrace.gateway.quarantine import Quarantine
 from headrace.gateway.render import Renderer, TextKit
 from headrace.protocol.frames import Failed, Welcome
 from headrace.protocol.launch import Kind
 from headrace.replica.port import Readiness, Replica
-
-if TYPE_CHECKING:
-    from headrace.gateway.ticket import Ticket
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +45,17 @@ class Limits:
     first_token_timeout_s: float = 30.0
     request_timeout_s: float = 600.0
     max_context_tokens: int | None = None
+
+
+class OpenRequest(Protocol):
+    """A request that is inside a front, as its pipeline sees it."""
+
+    record: Record
+    is_stream: bool
+    is_submitted: bool
+
+    def fail(self, error: HeadraceError) -> None:
+        """Ends it from outside."""
 
 
 class Pipeline:
@@ -89,7 +97,7 @@ class Pipeline:
         self.admission = Admission(limits.max_concurrent_requests, limits.max_queued_requests, self.retry_after_s)
         self.quarantine = Quarantine(clock)
         self.is_draining = False
-        self._open: set[Ticket] = set()
+        self._open: set[OpenRequest] = set()
 
     @property
     def name(self) -> str:
@@ -102,30 +110,30 @@ class Pipeline:
         return len(self._open)
 
     @property
-    def open_requests(self) -> tuple[Ticket, ...]:
+    def open_requests(self) -> tuple[OpenRequest, ...]:
         """The requests inside this pipeline."""
         return tuple(self._open)
 
-    def take_on(self, ticket: Ticket) -> None:
+    def take_on(self, request: OpenRequest) -> None:
         """Counts a request among the open ones, until ``forget``."""
-        self._open.add(ticket)
+        self._open.add(request)
 
-    def forget(self, ticket: Ticket) -> None:
+    def forget(self, request: OpenRequest) -> None:
         """Drops a request that has closed."""
-        self._open.discard(ticket)
+        self._open.discard(request)
 
     def drain(self) -> None:
         """Refuses what is new, and what waits for a place; what runs goes on."""
         self.is_draining = True
-        for ticket in self.open_requests:
-            if not ticket.is_submitted:
-                ticket.fail(self.overloaded("the server is shutting down: send this to another", "draining"))
+        for request in self.open_requests:
+            if not request.is_submitted:
+                request.fail(self.overloaded("the server is shutting down: send this to another", "draining"))
 
     def end_all(self, *, is_stream: bool) -> int:
         """Ends the streaming or the other requests, because the drain's time is over. Returns how many."""
-        ended = [ticket for ticket in self._open if ticket.is_stream is is_stream]
-        for ticket in ended:
-            ticket.fail(self.overloaded("the server has shut down before this was finished", "server_shutdown"))
+        ended = [request for request in self._open if request.is_stream is is_stream]
+        for request in ended:
+            request.fail(self.overloaded("the server has shut down before this was finished", "server_shutdown"))
         return len(ended)
 
     def overloaded(self, message: str, code: str) -> OverloadedError:

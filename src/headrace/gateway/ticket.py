@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from headrace.base.errors import DeadlineError, HeadraceError, WorkerLostError
 from headrace.gateway.deadlines import Deadline
 from headrace.gateway.ledger import Record
+from headrace.gateway.pipeline import Pipeline
 from headrace.replica.events import EventStream
-
-if TYPE_CHECKING:
-    from headrace.gateway.pipeline import Pipeline
 
 # The worker's own time-out is a backstop for a front that died; the front's comes first.
 BACKSTOP_S: Final = 5.0
