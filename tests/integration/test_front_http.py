@@ -45,6 +45,28 @@ async def test_unknown_routes_and_models_are_404(make_house: Any) -> None:
     assert (posted[0], posted[1]["error"]["code"], posted[1]["error"]["param"]) == (404, "model_not_found", "model")
 
 
+@pytest.mark.parametrize(
+    ("path", "meant"),
+    [
+        ("/v1/chat/completions/", "/v1/chat/completions"),
+        ("/v1//chat/completions", "/v1/chat/completions"),
+        ("/v1/v1/completions", "/v1/completions"),
+        ("/v1/tokenize", "/tokenize"),
+        ("/v1/health/", "/health"),
+        ("/chat", None),
+        ("/v1/", None),
+    ],
+)
+async def test_an_unknown_route_is_told_which_one_was_meant(make_house: Any, path: str, meant: str | None) -> None:
+    house = await make_house()
+
+    status, body, _ = await house.post(path, CHAT)
+
+    hint = "" if meant is None else f": did you mean {meant}?"
+    assert status == 404
+    assert body["error"]["message"] == f"there is no route POST {path} here{hint}"
+
+
 @pytest.mark.parametrize("path", POST_PATHS)
 async def test_wrong_methods_are_405_and_say_what_is_allowed(make_house: Any, path: str) -> None:
     house = await make_house()

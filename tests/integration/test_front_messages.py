@@ -164,13 +164,46 @@ async def test_a_failure_in_a_stream_is_an_error_event_and_no_end(make_house: An
     assert "message_stop" not in [name for name, _ in events]
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "headers", "status", "kind"),
+    [
+        pytest.param("GET", PATH, {}, 405, "invalid_request_error", id="method"),
+        pytest.param("POST", PATH, {"origin": "http://evil.example"}, 403, "permission_error", id="origin"),
+        pytest.param("POST", PATH + "/nothing", {}, 404, "not_found_error", id="route"),
+        pytest.param("POST", "/messages", {"content-type": "text/plain"}, 415, "invalid_request_error", id="media"),
+        pytest.param("POST", PATH + "/count_tokens", {"host": "evil.example"}, 403, "permission_error", id="host"),
+    ],
+)
+async def test_whatever_refuses_speaks_anthropic_under_its_routes(
+    make_house: Any, method: str, path: str, headers: dict[str, str], status: int, kind: str
+) -> None:
+    house = await make_house()
+
+    async with house.client.request(method, house.url(path), data=b"{}", headers=headers) as answer:
+        body = await answer.json()
+
+    assert answer.status == status
+    assert body["type"] == "error"
+    assert body["error"].keys() == {"type", "message"}
+    assert body["error"]["type"] == kind
+    assert body["request_id"] == answer.headers["x-request-id"]
+
+
+async def test_the_official_client_finds_the_requests_id(make_house: Any) -> None:
+    house = await make_house()
+
+    _, _, headers = await house.post(PATH, MESSAGE)
+
+    assert headers["request-id"] == headers["x-request-id"]
+
+
 async def test_texts_and_conversations_are_tokenized_as_they_would_be_run(make_house: Any) -> None:
     house = await make_house()
 
     _, text, _ = await house.post("/tokenize", {"model": "bytes", "prompt": "añb", "return_token_strs": True})
     _, chat, _ = await house.post("/tokenize", {"messages": MESSAGE["messages"]})
     _, answer, _ = await house.post("/v1/chat/completions", dict(MESSAGE))
-    _, back, _ = await house.post("/detokenize", {"model": "bytes", "tokens": text["tokens"]})
+    _, back, _ = await house.post("/detokenize", {"model": "bytes", "tokens": list(map(float, text["tokens"]))})
 
     assert text["tokens"] == list("añb".encode())
     assert text["count"] == 4

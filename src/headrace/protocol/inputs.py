@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from headrace.base.errors import RequestError
-from headrace.protocol.fields import Fields
+from headrace.protocol.fields import Fields, as_integer
 from headrace.protocol.openai import MAX_TOKEN_ID
 
 MAX_INPUTS: Final = 2**17
@@ -48,7 +48,7 @@ def inputs_of(fields: Fields) -> tuple[Input, ...]:
         raise fields.wrong("input", value, _RULE)
     if len(value) > MAX_INPUTS:
         raise RequestError(f"input has {len(value)} entries, the limit is {MAX_INPUTS}", param="input")
-    if any(type(item) is int for item in value):
+    if any(as_integer(item) is not None for item in value):
         return (_row(fields, value, "input"),)
     return tuple(_one(fields, item, f"input[{index}]", "a text or token ids") for index, item in enumerate(value))
 
@@ -69,17 +69,20 @@ def _one(fields: Fields, value: object, name: str, rule: str) -> Input:
 def _row(fields: Fields, value: list[object], name: str) -> Input:
     if not value:
         raise RequestError(f"{name} has no tokens: nothing can be made of it", param=name, code="empty_input")
-    ids = [item for item in value if type(item) is int and 0 <= item <= MAX_TOKEN_ID]
-    if len(ids) == len(value):
+    parts: list[str | int] = []
+    for item in value:
+        part = item if isinstance(item, str) else as_integer(item)
+        if part is None:
+            raise fields.wrong(name, value, f"token ids from 0 to {MAX_TOKEN_ID}, which may have texts among them")
+        if isinstance(part, int) and not 0 <= part <= MAX_TOKEN_ID:
+            raise RequestError(
+                f"{name} holds token {part}, which is out of vocabulary: token ids are from 0 to {MAX_TOKEN_ID}",
+                param=name,
+            )
+        parts.append(part)
+    ids = [part for part in parts if isinstance(part, int)]
+    if len(ids) == len(parts):
         return ids
-    parts = [item for item in value if isinstance(item, str) or (type(item) is int and 0 <= item <= MAX_TOKEN_ID)]
-    low = next((item for item in value if type(item) is int and not 0 <= item <= MAX_TOKEN_ID), None)
-    if low is not None:
-        raise RequestError(
-            f"{name} holds token {low}, which is out of vocabulary: token ids are from 0 to {MAX_TOKEN_ID}", param=name
-        )
-    if len(parts) != len(value):
-        raise fields.wrong(name, value, f"token ids from 0 to {MAX_TOKEN_ID}, which may have texts among them")
     if len(parts) > _MAX_PARTS:
         raise RequestError(f"{name} has {len(parts)} texts and ids, the limit is {_MAX_PARTS}", param=name)
     return Row(tuple(parts))

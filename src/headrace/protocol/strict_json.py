@@ -39,6 +39,8 @@ def decode_object(body: bytes) -> dict[str, object]:
         raise RequestError(
             f"the body is not valid UTF-8 at byte {error.start}: send JSON encoded as UTF-8", code="invalid_utf8"
         ) from None
+    if text.startswith("\ufeff"):
+        raise RequestError("the body begins with a byte order mark: leave it out", code="invalid_json")
     _check_size(body)
     num_keys = 0
 

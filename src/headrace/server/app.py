@@ -14,12 +14,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from headrace.base.errors import HeadraceError, MethodNotAllowed, NotFoundError
+from headrace.base.errors import HeadraceError, MethodNotAllowed
 from headrace.base.recorder import Recorder
 from headrace.gateway.ledger import Ledger
 from headrace.gateway.models import Models
 from headrace.protocol.answers import error_body
 from headrace.protocol.anthropic import parse_message
+from headrace.protocol.anthropic_answers import error_body as anthropic_error
 from headrace.protocol.embeddings import parse_embeddings
 from headrace.protocol.openai import parse_chat, parse_completion
 from headrace.protocol.pooling import parse_pooling
@@ -35,10 +36,11 @@ from headrace.protocol.tei import (
 from headrace.server.edge import Edge, Handler
 from headrace.server.encode import Classes, Embeddings, EncodeEndpoint, Scores
 from headrace.server.encode_tasks import Masks, Pooling, Task, Tasks, TokenClasses
-from headrace.server.exchange import error_headers
+from headrace.server.exchange import Exchange, error_headers
 from headrace.server.generate import GenerateEndpoint, StreamSettings, anthropic_writer, speak_anthropic
 from headrace.server.invocations import Invocations
 from headrace.server.pages import Pages, PageState
+from headrace.server.routes import no_route
 from headrace.server.tokens import JsonEndpoint, TokenPages
 
 # A batch of texts may be this many times as large as a conversation.
@@ -103,8 +105,8 @@ def public_app(state: FrontState) -> Edge:
         "/rerank": scores("rerank", parse_rerank),
         "/v1/rerank": scores("rerank", parse_rerank),
         "/v2/rerank": scores("rerank", parse_rerank),
-        "/v1/messages": endpoint("messages", parse_message, anthropic_writer, prepare=speak_anthropic),
-        "/v1/messages/count_tokens": counting("count_tokens", tokens.count_message, prepare=speak_anthropic),
+        "/v1/messages": endpoint("messages", parse_message, anthropic_writer),
+        "/v1/messages/count_tokens": counting("count_tokens", tokens.count_message),
         "/tokenize": counting("tokenize", tokens.tokenize),
         "/detokenize": counting("detokenize", tokens.detokenize),
     }
@@ -149,24 +151,38 @@ def _common_routes(pages: Pages) -> list[Route]:
 
 
 def _edge(state: FrontState, handlers: dict[str, Handler], routes: list[Route]) -> Edge:
-    app = Starlette(routes=routes, exception_handlers={HTTPException: _refuse, HeadraceError: _answer_error})
-    app.router.redirect_slashes = False
     paths = frozenset(route.path for route in routes)
-    return Edge(handlers, app, state.recorder, is_loopback=state.is_loopback, known_paths=paths)
+    known = paths | handlers.keys()
+
+    async def refuse(request: Request, error: Exception) -> Response:
+        """Answers what Starlette's router refuses."""
+        assert isinstance(error, HTTPException)
+        if error.status_code == 405:
+            allow = (error.headers or {}).get("Allow", "GET, HEAD")
+            refused: HeadraceError = MethodNotAllowed(f"{request.method} is not allowed here: use {allow}")
+            return await _answer_error(request, refused, {"allow": allow})
+        return await _answer_error(request, no_route(request.method, request.url.path, known))
+
+    app = Starlette(routes=routes, exception_handlers={HTTPException: refuse, HeadraceError: _answer_error})
+    app.router.redirect_slashes = False
+    return Edge(
+        handlers, app, state.recorder, is_loopback=state.is_loopback, known_paths=paths, dialect=_speak_as_asked
+    )
 
 
-async def _refuse(request: Request, error: Exception) -> Response:
-    """Answers what Starlette's router refuses."""
-    assert isinstance(error, HTTPException)
-    if error.status_code == 405:
-        allow = (error.headers or {}).get("Allow", "GET, HEAD")
-        refused: HeadraceError = MethodNotAllowed(f"{request.method} is not allowed here: use {allow}")
-        return await _answer_error(request, refused, {"allow": allow})
-    return await _answer_error(request, NotFoundError("there is no such route here", code="route_not_found"))
+def _speak_as_asked(exchange: Exchange) -> None:
+    """Makes an exchange's errors Anthropic's under its routes, whatever it is that refuses."""
+    if _is_anthropic(exchange.path):
+        speak_anthropic(exchange)
+
+
+def _is_anthropic(path: str) -> bool:
+    return f"{path.removeprefix('/v1')}/".startswith("/messages/")
 
 
 async def _answer_error(request: Request, error: Exception, headers: dict[str, str] | None = None) -> Response:
     assert isinstance(error, HeadraceError)
     out = {name.decode(): value.decode() for name, value in error_headers(error)} | (headers or {})
     request_id = request.scope.get("headrace.request_id", "")
-    return Response(error_body(error, request_id), error.http_status, out, media_type="application/json")
+    body = anthropic_error if _is_anthropic(request.url.path) else error_body
+    return Response(body(error, request_id), error.http_status, out, media_type="application/json")

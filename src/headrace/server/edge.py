@@ -41,6 +41,7 @@ class Edge:
     Args:
         handlers: POST endpoints by exact path.
         app: everything else; its routes' paths are the labels of the response counter.
+        dialect: called with each exchange first, to set the shape of its errors.
         is_loopback: only names of this machine are accepted in Host, against DNS rebinding.
     """
 
@@ -52,7 +53,9 @@ class Edge:
         *,
         is_loopback: bool,
         known_paths: frozenset[str] = frozenset(),
+        dialect: Callable[[Exchange], None] = lambda _: None,
     ) -> None:
+        self._dialect = dialect
         self._handlers = dict(handlers)
         self._app = app
         self._recorder = recorder
@@ -65,6 +68,7 @@ class Edge:
         given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
         text = given.decode("latin-1")
         exchange = Exchange(scope, receive, send, text if is_sane_id(text) else new_request_id())
+        self._dialect(exchange)
         try:
             check_repeated(exchange)
             self._check_host(exchange)

@@ -32,7 +32,6 @@ class Endpoint(ABC):
     Args:
         name: for metrics and logs.
         executor: where large bodies are parsed.
-        prepare: called with each exchange first, to set the shape of its errors.
     """
 
     def __init__(
@@ -43,13 +42,11 @@ class Endpoint(ABC):
         ledger: Ledger,
         recorder: Recorder,
         executor: Executor,
-        prepare: Callable[[Exchange], None] = lambda _: None,
     ) -> None:
         self._name = name
         self._models = models
         self._ledger = ledger
         self._executor = executor
-        self._prepare = prepare
         self._ignored = IgnoredFields(name, recorder)
 
     @abstractmethod
@@ -58,7 +55,6 @@ class Endpoint(ABC):
 
     async def __call__(self, exchange: Exchange) -> None:
         """Answers one request, and settles it exactly once."""
-        self._prepare(exchange)
         record = self._ledger.open(exchange.request_id, self._name)
         task = asyncio.current_task()
         assert task is not None

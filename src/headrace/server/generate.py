@@ -74,7 +74,8 @@ def anthropic_writer(request: GenerateRequest, run: Run, created_s: int, fingerp
 
 
 def speak_anthropic(exchange: Exchange) -> None:
-    """Makes an exchange's errors Anthropic's."""
+    """Makes an exchange's errors Anthropic's; its clients read the request's id from a header of their own."""
+    exchange.standing.append((b"request-id", exchange.request_id.encode()))
     exchange.error_body = anthropic_error
     exchange.error_frame = anthropic_error_frame
 
@@ -87,7 +88,6 @@ class GenerateEndpoint(Endpoint):
         parse: reads its body.
         make_writer: writes its answers.
         executor: where large bodies are parsed.
-        prepare: called with each exchange first, to set the shape of its errors.
     """
 
     def __init__(
@@ -101,9 +101,8 @@ class GenerateEndpoint(Endpoint):
         recorder: Recorder,
         settings: StreamSettings,
         executor: Executor,
-        prepare: Callable[[Exchange], None] = lambda _: None,
     ) -> None:
-        super().__init__(name, models=models, ledger=ledger, recorder=recorder, executor=executor, prepare=prepare)
+        super().__init__(name, models=models, ledger=ledger, recorder=recorder, executor=executor)
         self._make_writer = make_writer
         self._parse = parse
         self._settings = settings

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import Final, Protocol
 
 import msgspec
@@ -13,7 +12,7 @@ from headrace.base.recorder import Recorder
 from headrace.gateway.models import Models
 from headrace.gateway.pipeline import Pipeline
 from headrace.protocol.anthropic import parse_count
-from headrace.protocol.fields import Fields
+from headrace.protocol.fields import Fields, as_integer
 from headrace.protocol.frames import Welcome
 from headrace.protocol.launch import Kind
 from headrace.protocol.openai import MAX_TOKEN_ID, ChatRequest, chat_from_values, parse_chat
@@ -47,7 +46,6 @@ class JsonEndpoint:
         name: for metrics and logs.
         answer: does it.
         max_body_bytes: the largest body.
-        prepare: called with each exchange first, to set the shape of its errors.
     """
 
     def __init__(
@@ -57,16 +55,13 @@ class JsonEndpoint:
         *,
         recorder: Recorder,
         max_body_bytes: int,
-        prepare: Callable[[Exchange], None] = lambda _: None,
     ) -> None:
         self._ignored = IgnoredFields(name, recorder)
         self._answer = answer
         self._max_body_bytes = max_body_bytes
-        self._prepare = prepare
 
     async def __call__(self, exchange: Exchange) -> None:
         """Answers one request."""
-        self._prepare(exchange)
         try:
             value, ignored = await self._answer(await exchange.read_body(self._max_body_bytes))
             await exchange.answer(200, msgspec.json.encode(value), self._ignored.note(ignored))
@@ -122,7 +117,7 @@ class TokenPages:
         items = fields.items("tokens", _MAX_IDS)
         if items is None:
             raise fields.missing("tokens")
-        ids = [item for item in items if type(item) is int and 0 <= item <= MAX_TOKEN_ID]
+        ids = [token for item in items if (token := as_integer(item)) is not None and 0 <= token <= MAX_TOKEN_ID]
         if len(ids) != len(items) or any(token >= identity.vocab_size for token in ids):
             raise RequestError(
                 f"tokens must hold token ids of this model, from 0 to {identity.vocab_size - 1}", param="tokens"
