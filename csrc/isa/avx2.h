@@ -79,6 +79,19 @@ struct Isa {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvttps_epi32(n), _mm256_set1_epi32(127)), 23));
   }
   static F scale2(F a, F n) { return {_mm256_mul_ps(a.low, power2(n.low)), _mm256_mul_ps(a.high, power2(n.high))}; }
+  static F exponent(F a) {
+    return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(a.low), 23)),
+            _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(a.high), 23))};
+  }
+  static F round_bf16(F a) {
+    const auto rounded = [](__m256 x) {
+      const __m256i bits = _mm256_castps_si256(x);
+      const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+      const __m256i sum = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+      return _mm256_castsi256_ps(_mm256_and_si256(sum, _mm256_set1_epi32(static_cast<int>(0xffff0000u))));
+    };
+    return {rounded(a.low), rounded(a.high)};
+  }
   static bool has_nan(F a) { return _mm256_movemask_ps(_mm256_cmp_ps(a.low, a.high, _CMP_UNORD_Q)) != 0; }
   static int32_t narrow(F a, F b, int8_t* to) {
     const __m256i words_a = _mm256_packs_epi32(_mm256_cvtps_epi32(a.low), _mm256_cvtps_epi32(a.high));

@@ -104,6 +104,17 @@ struct Isa {
   static F scale2(F a, F n) {
     return map([&](int l) { return a.v[l] * std::bit_cast<float>((static_cast<int32_t>(n.v[l]) + 127) << 23); });
   }
+  // The last eight bits of each lane's pattern as an exponent: 2^(bits - 127), for bits of 1 … 254 below a zero.
+  static F exponent(F a) {
+    return map([&](int l) { return std::bit_cast<float>(std::bit_cast<uint32_t>(a.v[l]) << 23); });
+  }
+  // Rounded to the nearest bf16, ties to even. Not for NaN, which may become any number.
+  static F round_bf16(F a) {
+    return map([&](int l) {
+      const auto bits = std::bit_cast<uint32_t>(a.v[l]);
+      return std::bit_cast<float>((bits + 0x7fffu + ((bits >> 16) & 1u)) & 0xffff0000u);
+    });
+  }
   static bool has_nan(F a) {
     bool any = false;
     for (int l = 0; l < kLanes; ++l) any |= a.v[l] != a.v[l];

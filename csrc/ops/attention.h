@@ -2,55 +2,34 @@
 //
 // Work is cut into items: one kv head of one sequence and a tile of its rows. All query heads of that kv head and all
 // rows of the tile ("queries") share each read of a page. Per query the positions are cut into fixed slices of
-// kSliceTokens; inside a slice an online softmax goes over the pages, and slices are merged in order. Every step of a
+// kSliceTokens, computed by ops/attention_slice.h, and slices are merged in order. Every step of a
 // query depends on nothing but the query and its visible positions, so a row has the same bits whatever the tile
 // height, the chunking of its prompt, its batch mates and the number of threads. When few long items would leave
 // threads idle, items of one row are divided between threads at slice borders, which changes who computes a slice and
 // nothing else.
-//
-// Positions that a query does not see contribute nothing, even when the page holds NaN there: their scores are
-// replaced, and their values are not multiplied.
 #pragma once
 
 #include <cstdint>
-#include <cstring>
-#include <limits>
-#include <type_traits>
 
 #include "core/limits.h"
 #include "core/pool.h"
 #include "core/step.h"
-#include "ops/math.h"
+#include "ops/attention_slice.h"
 
 namespace headrace {
 
 namespace attention {
 
-inline constexpr int32_t kSliceTokens = 512;
-inline constexpr int32_t kSlicePages = kSliceTokens / kBlockTokens;
-// Queries of one item: enough to pay for the page reads, few enough that their accumulators stay in the second-level
-// cache (48 × 128 × 4 B × 3 arrays = 74 KB).
-inline constexpr int32_t kItemQueries = 48;
 // Slices that all split items of a step may hand over, per thread: 256 are 131,072 positions. Beyond, nothing is split.
 inline constexpr int32_t kHandedSlices = 256;
 
-// static, not inline: translation units with different instruction sets must not share one copy.
 static constexpr int32_t tile_rows(int32_t group) { return group < kItemQueries ? kItemQueries / group : 1; }
-static constexpr int64_t round_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
 // Floats of one handed-over slice: per query head maximum and sum, then the accumulators.
 static constexpr int64_t partial_floats(int32_t group, int32_t head_size) {
   return round_up(2 * int64_t{group}, kLanes) + int64_t{group} * head_size;
 }
 
 }  // namespace attention
-
-// Bytes of one thread's scratch. An item has at most max(kItemQueries, heads) queries, whatever the group.
-static constexpr int64_t attention_scratch_bytes(const Limits& limits) {
-  const int64_t queries = attention::kItemQueries > limits.max_heads ? attention::kItemQueries : limits.max_heads;
-  const int64_t floats = queries * (3 * limits.max_head_size + kBlockTokens) +
-                         4 * attention::round_up(queries, kLanes) + 2 * limits.max_head_size;
-  return 4 * floats;
-}
 
 // Bytes of the scratch that the threads share. With less (layers of unlike shapes), nothing is split.
 static constexpr int64_t attention_shared_bytes(const Limits& limits) {
@@ -64,23 +43,7 @@ static constexpr int64_t attention_shared_bytes(const Limits& limits) {
 template <class Isa, bool kIsBf16>
 class Attention {
   using F = typename Isa::F;
-  using Element = std::conditional_t<kIsBf16, uint16_t, float>;  // of the pool
-  // Where the pair product is two fused steps, a pair is split once for all queries, and their side is kept in f32.
-  static constexpr bool kIsSplit = kIsBf16 && requires(const uint16_t* w) { Isa::even_bf16(w); };
-  using Factor = std::conditional_t<kIsBf16 && !kIsSplit, uint32_t, float>;  // a broadcast operand: bf16 pair, or f32
-
-  static constexpr int kPair = kIsBf16 ? 2 : 1;                          // dimensions or tokens of one product
-  static constexpr int kFactors = kIsSplit ? 2 : 1;                      // its operands per query
-  static constexpr int kTokenFactors = kBlockTokens / kPair * kFactors;  // operands per query of a page
-  // Queries of a register tile, one vector each: on AVX2 8 of 16 registers, beside 4 for a split pair.
-  static constexpr int kTile = Isa::kTileRows >= 8 ? 8 : 4;
-  // Vectors of a register tile beside each other: few queries alone have too few independent sums to fill the pipes.
-  static constexpr int columns(int queries) { return kTile >= 8 || queries < 4 ? 2 : 1; }
-  static constexpr float kMinusInf = -std::numeric_limits<float>::infinity();
-
-  struct Span {
-    int32_t start, stop;
-  };  // positions, half-open
+  using Span = attention::Span;
 
   // What an item is and where its queries stand.
   struct Item {
@@ -95,21 +58,8 @@ class Attention {
         pages_(context, record.layer),
         group_(record.heads / record.kv_heads),
         size_(record.head_size),
-        tile_rows_(attention::tile_rows(group_)) {
-    const int64_t queries = int64_t{tile_rows_} * group_;
-    auto* floats = reinterpret_cast<float*>(context.scratch);
-    q_ = reinterpret_cast<Factor*>(floats);
-    floats += queries * size_;
-    sum_ = floats, floats += queries * size_;
-    run_ = floats, floats += queries * size_;
-    weights_ = reinterpret_cast<Factor*>(floats), floats += queries * kBlockTokens;
-    const int64_t lanes = attention::round_up(queries, kLanes);
-    max_ = floats, floats += lanes;
-    norm_ = floats, floats += lanes;
-    run_max_ = floats, floats += lanes;
-    run_norm_ = floats, floats += lanes;
-    edges_ = reinterpret_cast<uint16_t*>(floats);
-  }
+        tile_rows_(attention::tile_rows(group_)),
+        slice_(record, context.scratch, tile_rows_ * group_) {}
 
   void run() {
     const Plan plan = make_plan();
@@ -139,6 +89,10 @@ class Attention {
     const int32_t start = record_.window > 0 && position >= record_.window ? position - record_.window + 1 : 0;
     return {start, position + 1};
   }
+  // What any row of an item sees.
+  Span visible_to(const Item& item) const {
+    return {visible(item.seq, item.position).start, visible(item.seq, item.position + item.rows - 1).stop};
+  }
   // Cost of an item or slice: pages times queries, and a constant for its set-up.
   int64_t cost(Span span, int32_t rows) const {
     const int32_t pages = (span.stop + kBlockTokens - 1) / kBlockTokens - span.start / kBlockTokens;
@@ -160,9 +114,8 @@ class Attention {
       for (int32_t head = 0; head < record_.kv_heads; ++head)
         for (int32_t row = start; row < stop; row += tile_rows_) {
           const int32_t rows = stop - row < tile_rows_ ? stop - row : tile_rows_;
-          const int32_t position = step_.positions[static_cast<size_t>(row)];
-          const Span span{visible(seq, position).start, visible(seq, position + rows - 1).stop};
-          fn(Item{seq, head, row, rows, position}, span);
+          const Item item{seq, head, row, rows, step_.positions[static_cast<size_t>(row)]};
+          fn(item, visible_to(item));
         }
     }
   }
@@ -170,6 +123,14 @@ class Attention {
   // The thread whose share of the total cost holds the middle of this piece of work.
   int32_t owner(int64_t before, int64_t piece, int64_t total) const {
     return static_cast<int32_t>((before + piece / 2) * context_.threads / total);
+  }
+
+  // Of an item's rows, how many belong to threads before `thread`: where the share of the total ends, rows are divided,
+  // so that few items keep all threads busy. `before` is the cost of all earlier work.
+  int32_t rows_before(int32_t thread, int32_t rows, int64_t before, int64_t piece, int64_t total) const {
+    const int64_t end = total * thread / context_.threads - before;
+    if (end <= 0) return 0;
+    return end >= piece ? rows : static_cast<int32_t>((end * rows + piece / 2) / piece);
   }
 
   // Calls fn(slice, span, owner) for the slices of a divided item; `before` is the cost of all earlier work.
@@ -224,7 +185,9 @@ class Attention {
     each_item([&](const Item& item, Span span) {
       if (!plan.is_split || item.rows > 1) {
         const int64_t piece = cost(span, item.rows);
-        if (owner(before, piece, plan.total) == context_.thread) whole(item, span);
+        const int32_t first = rows_before(context_.thread, item.rows, before, piece, plan.total);
+        const int32_t stop = rows_before(context_.thread + 1, item.rows, before, piece, plan.total);
+        if (first < stop) whole({item.seq, item.head, item.row + first, stop - first, item.position + first});
         before += piece;
         return;
       }
@@ -236,8 +199,8 @@ class Attention {
         if (who == context_.thread) {
           if (!is_mine) begin(item);
           is_mine = true;
-          slice_sums(item, slice, part);
-          if (who == first) merge(group_, slice == first_slice(span), max_, norm_, sum_);
+          attend(item, part);
+          if (who == first) merge(item, slice == first_slice(span));
           else hand_over(handed);
         }
         if (who != first) ++handed, ++handed_here;
@@ -256,26 +219,27 @@ class Attention {
   }
   void hand_over(int64_t index) const {
     float* to = partial(index);
-    for (int32_t q = 0; q < group_; ++q) to[q] = max_[q], to[group_ + q] = norm_[q];
+    for (int32_t q = 0; q < group_; ++q) to[q] = slice_.max()[q], to[group_ + q] = slice_.norm()[q];
     float* sums = to + attention::round_up(2 * group_, kLanes);
-    for (int64_t i = 0; i < int64_t{group_} * size_; i += kLanes) Isa::store(sums + i, Isa::load(sum_ + i));
+    for (int64_t i = 0; i < int64_t{group_} * size_; i += kLanes) Isa::store(sums + i, Isa::load(slice_.sums() + i));
   }
   void finish_held() {
     if (held_slices_ == 0) return;
     for (int64_t i = 0; i < held_slices_; ++i) {
       const float* from = partial(held_start_ + i);
-      merge(group_, false, from, from + group_, from + attention::round_up(2 * group_, kLanes));
+      slice_.merge(group_, false, from, from + group_, from + attention::round_up(2 * group_, kLanes));
     }
     finish(held_);
   }
 
   // --- one item ------------------------------------------------------------------------------------------------------
 
-  void whole(const Item& item, Span span) {
+  void whole(const Item& item) {
+    const Span span = visible_to(item);
     begin(item);
     for (int32_t slice = first_slice(span); slice <= last_slice(span); ++slice) {
-      slice_sums(item, slice, slice_of(span, slice));
-      merge(item.rows * group_, slice == first_slice(span), max_, norm_, sum_);
+      attend(item, slice_of(span, slice));
+      merge(item, slice == first_slice(span));
     }
     finish(item);
   }
@@ -284,235 +248,33 @@ class Attention {
     return int64_t{item.row + query / group_} * record_.heads * size_ +
            (int64_t{item.head} * group_ + query % group_) * size_;
   }
-
-  // Copies the queries, in the form that the products broadcast.
   void begin(const Item& item) {
     const float* q = context_.buffer<float>(record_.q);
-    for (int32_t query = 0; query < item.rows * group_; ++query) {
-      const float* from = q + query_offset(item, query);
-      for (int32_t d = 0; d < size_; d += kLanes)
-        store_factors(q_ + int64_t{query} * query_factors() + d / kPair * kFactors, Isa::load(from + d));
-    }
-  }
-  int32_t query_factors() const { return size_ / kPair * kFactors; }
-  // Sixteen operands in the form that the products broadcast.
-  static void store_factors(Factor* to, F values) {
-    if constexpr (kIsSplit) {
-      uint16_t rounded[kLanes];
-      Isa::store_bf16(rounded, values);
-      Isa::store(to, Isa::load_bf16(rounded));
-    } else if constexpr (kIsBf16) {
-      Isa::store_bf16(reinterpret_cast<uint16_t*>(to), values);
-    } else {
-      Isa::store(to, values);
-    }
+    for (int32_t query = 0; query < item.rows * group_; ++query) slice_.put_query(query, q + query_offset(item, query));
   }
 
-  // Positions of `part` that a query sees; empty when there are none.
-  Span seen(const Item& item, int32_t query, Span part) const {
-    const Span all = visible(item.seq, item.position + query / group_);
-    return {all.start > part.start ? all.start : part.start, all.stop < part.stop ? all.stop : part.stop};
+  // One slice, or what is visible of it, for all queries of the item.
+  void attend(const Item& item, Span part) {
+    Span seen[attention::kItemQueries];
+    for (int32_t row = 0; row < item.rows; ++row) {
+      const Span all = visible(item.seq, item.position + row);
+      seen[row] = {all.start > part.start ? all.start : part.start, all.stop < part.stop ? all.stop : part.stop};
+    }
+    attention::Pages pages{};
+    for (int32_t page = part.start / kBlockTokens; page * kBlockTokens < part.stop; ++page) {
+      const int32_t block = pages_.block(item.seq, page);
+      pages.k[page % attention::kSlicePages] = pages_.k(block, item.head);
+      pages.v[page % attention::kSlicePages] = pages_.v(block, item.head);
+    }
+    slice_.attend(part, seen, item.rows, pages);
   }
-
-  // Online softmax over the pages of one slice, for all queries of the item: max_, norm_ and sum_.
-  void slice_sums(const Item& item, int32_t, Span part) {
-    const int32_t queries = item.rows * group_;
-    for (int32_t q = 0; q < queries; ++q) max_[q] = kMinusInf, norm_[q] = 0.0f;
-    for (int64_t i = 0; i < int64_t{queries} * size_; i += kLanes) Isa::store(sum_ + i, Isa::zero());
-    for (int32_t start = part.start / kBlockTokens * kBlockTokens; start < part.stop; start += kBlockTokens) {
-      const int32_t block = pages_.block(item.seq, start / kBlockTokens);
-      const auto* k = reinterpret_cast<const Element*>(pages_.k(block, item.head));
-      const auto* v = reinterpret_cast<const Element*>(pages_.v(block, item.head));
-      for (int32_t query = 0; query < queries;) {
-        const Span span = page_span(seen(item, query, part), start);
-        // Queries of a register tile see the same positions of the page.
-        int32_t same = 1;
-        while (query + same < queries && same < kTile + 2) {
-          const Span next = page_span(seen(item, query + same, part), start);
-          if (next.start != span.start || next.stop != span.stop) break;
-          ++same;
-        }
-        // Two halves rather than a full tile and a lone query.
-        const int32_t count = same <= kTile ? same : same == kTile + 1 ? (kTile + 1) / 2 : kTile;
-        if (span.start < span.stop) page_of(count, query, span, k, v);
-        query += count;
-      }
-    }
-  }
-  static Span page_span(Span span, int32_t start) {
-    const int32_t from = span.start - start, to = span.stop - start;
-    return {from > 0 ? from : 0, to < kBlockTokens ? to : kBlockTokens};
-  }
-
-  void page_of(int32_t count, int32_t query, Span span, const Element* k, const Element* v) {
-    switch (count) {
-      case 1: return page<1>(query, span, k, v);
-      case 2: return page<2>(query, span, k, v);
-      case 3: return page<3>(query, span, k, v);
-      case 4: return page<4>(query, span, k, v);
-      default:
-        if constexpr (kTile >= 8) {
-          switch (count) {
-            case 5: return page<5>(query, span, k, v);
-            case 6: return page<6>(query, span, k, v);
-            case 7: return page<7>(query, span, k, v);
-            default: return page<8>(query, span, k, v);
-          }
-        }
-    }
-  }
-
-  template <int M>
-  void page(int32_t query, Span span, const Element* k, const Element* v) {
-    alignas(64) float raw[M * kBlockTokens];
-    scores<M>(query, k, raw);
-    const uint32_t mask = (span.stop == 32 ? ~0u : (1u << span.stop) - 1u) & (~0u << span.start);
-    float change[kLanes] = {}, sums[M];
-    const F scale = Isa::set1(record_.scale), none = Isa::set1(kMinusInf);
-    for (int m = 0; m < M; ++m) {
-      F s0 = Isa::mul(Isa::load(raw + m * kBlockTokens), scale);
-      F s1 = Isa::mul(Isa::load(raw + m * kBlockTokens + kLanes), scale);
-      if (record_.softcap > 0.0f) {
-        s0 = Math<Isa>::soft_cap(s0, record_.softcap);
-        s1 = Math<Isa>::soft_cap(s1, record_.softcap);
-      }
-      if (mask != ~0u) s0 = Isa::blend(mask & 0xffffu, none, s0), s1 = Isa::blend(mask >> 16, none, s1);
-      const float top = Isa::reduce_max(Isa::max(s0, s1));
-      const float old = max_[query + m];
-      const float now = top > old ? top : old;
-      max_[query + m] = now;
-      change[m] = old - now;
-      const F shift = Isa::set1(now);
-      F p0 = Math<Isa>::exp_nonpositive(Isa::sub(s0, shift)), p1 = Math<Isa>::exp_nonpositive(Isa::sub(s1, shift));
-      if (mask != ~0u) p0 = Isa::blend(mask & 0xffffu, Isa::zero(), p0), p1 = Isa::blend(mask >> 16, Isa::zero(), p1);
-      sums[m] = Isa::reduce_add(Isa::add(p0, p1));
-      Factor* p = weights_ + int64_t{query + m} * kTokenFactors;
-      store_factors(p, p0);
-      store_factors(p + kTokenFactors / 2, p1);
-    }
-    // Old sums shrink by e^(old maximum - new maximum): 1 when it stays, 0 on the slice's first page.
-    float shrink[kLanes];
-    Isa::store(shrink, Math<Isa>::exp_nonpositive(Isa::load(change)));
-    for (int m = 0; m < M; ++m) norm_[query + m] = __builtin_fmaf(norm_[query + m], shrink[m], sums[m]);
-    values<M>(query, span, v, shrink);
-  }
-
-  // q · k of 32 tokens, to [M][32]. The product loops stand in functions of their own, so that their sums are
-  // registers.
-  template <int M>
-  [[gnu::noinline]] void scores(int32_t query, const Element* k, float* to) const {
-    const int32_t stride = query_factors();
-    const Factor* q = q_ + int64_t{query} * stride;
-    constexpr int kColumns = columns(M);
-    for (int column = 0; column < 2; column += kColumns) {
-      F acc[kColumns * M];
-      for (F& sum : acc) sum = Isa::zero();
-      const Element* w = k + column * kLanes * kPair;
-      for (int32_t d = 0; d < stride; d += kFactors, w += kBlockTokens * kPair) add_product<M>(acc, w, q + d, stride);
-      for (int c = 0; c < kColumns; ++c)
-        for (int m = 0; m < M; ++m) Isa::store(to + m * kBlockTokens + (column + c) * kLanes, acc[c * M + m]);
-    }
-  }
-
-  // acc[column][query] += vectors of pairs (or numbers) at w times each query's operand, queries `stride` apart.
-  template <int M, int N>
-  [[gnu::always_inline]] static inline void add_product(F (&acc)[N], const Element* w, const Factor* x,
-                                                        int32_t stride) {
-#pragma GCC unroll 2
-    for (int c = 0; c < N / M; ++c, w += kLanes * kPair) {
-      F* sums = acc + c * M;
-      // The operands are loaded anew for each column: kept, they would push sums out of the registers.
-      if (c > 0) asm("" : "+r"(x));
-      if constexpr (kIsSplit) {
-        const F even = Isa::even_bf16(w);
-        for (int m = 0; m < M; ++m) sums[m] = Isa::fma(even, Isa::set1(x[m * stride]), sums[m]);
-        const F odd = Isa::odd_bf16(w);
-        for (int m = 0; m < M; ++m) sums[m] = Isa::fma(odd, Isa::set1(x[m * stride + 1]), sums[m]);
-      } else if constexpr (kIsBf16) {
-        for (int m = 0; m < M; ++m) {
-          uint32_t pair;  // the memory was written as bf16
-          std::memcpy(&pair, x + m * stride, sizeof pair);
-          sums[m] = Isa::dot_bf16(sums[m], w, pair);
-        }
-      } else {
-        const F values = Isa::load(w);
-        for (int m = 0; m < M; ++m) sums[m] = Isa::fma(values, Isa::set1(x[m * stride]), sums[m]);
-      }
-    }
-  }
-
-  // sum_ = sum_ · shrink + Σ over the visible tokens of p · v.
-  template <int M>
-  [[gnu::noinline]] void values(int32_t query, Span span, const Element* v, const float* shrink) {
-    const int64_t stride = int64_t{size_} * kPair;  // elements between tokens, or pairs of them
-    int32_t start = span.start / kPair, stop = span.stop / kPair;
-    const Element *before = nullptr, *after = nullptr;
-    if constexpr (kIsBf16) {
-      // A pair of which one token is unseen: its half is replaced by zeros, never multiplied.
-      if (span.start % 2) before = half_pair(edges_, v + start * stride, 0xffff0000u), ++start;
-      if (span.stop % 2) after = half_pair(edges_ + stride, v + stop * stride, 0x0000ffffu);
-    }
-    const Factor* p = weights_ + int64_t{query} * kTokenFactors;
-    constexpr int kColumns = columns(M);
-    for (int32_t d = 0; d < size_; d += kColumns * kLanes) {
-      F acc[kColumns * M];
-      float* sums = sum_ + int64_t{query} * size_ + d;
-      for (int c = 0; c < kColumns; ++c)
-        for (int m = 0; m < M; ++m)
-          acc[c * M + m] = Isa::mul(Isa::load(sums + int64_t{m} * size_ + c * kLanes), Isa::set1(shrink[m]));
-      const Element* column = v + d * kPair;
-      if (before) add_product<M>(acc, before + d * kPair, p + (start - 1) * kFactors, kTokenFactors);
-      for (int32_t t = start; t < stop; ++t) add_product<M>(acc, column + t * stride, p + t * kFactors, kTokenFactors);
-      if (after) add_product<M>(acc, after + d * kPair, p + stop * kFactors, kTokenFactors);
-      for (int c = 0; c < kColumns; ++c)
-        for (int m = 0; m < M; ++m) Isa::store(sums + int64_t{m} * size_ + c * kLanes, acc[c * M + m]);
-    }
-  }
-  const uint16_t* half_pair(uint16_t* to, const uint16_t* from, uint32_t keep) const {
-    for (int32_t d = 0; d < size_; ++d) {
-      uint32_t pair;
-      std::memcpy(&pair, from + 2 * d, sizeof pair);
-      pair &= keep;
-      std::memcpy(to + 2 * d, &pair, sizeof pair);
-    }
-    return to;
-  }
-
-  // Adds a slice to the running result of the queries.
-  void merge(int32_t queries, bool is_first, const float* max, const float* norm, const float* sums) {
-    if (is_first) {
-      for (int32_t q = 0; q < queries; ++q) run_max_[q] = max[q], run_norm_[q] = norm[q];
-      for (int64_t i = 0; i < int64_t{queries} * size_; i += kLanes) Isa::store(run_ + i, Isa::load(sums + i));
-      return;
-    }
-    for (int32_t q = 0; q < queries; ++q) {
-      // A row of a tile may see nothing of a slice that another row sees: as if it were not there.
-      if (norm[q] == 0.0f && max[q] == kMinusInf) continue;
-      float* run = run_ + int64_t{q} * size_;
-      const float* add = sums + int64_t{q} * size_;
-      if (run_norm_[q] == 0.0f && run_max_[q] == kMinusInf) {
-        run_max_[q] = max[q], run_norm_[q] = norm[q];
-        for (int32_t d = 0; d < size_; d += kLanes) Isa::store(run + d, Isa::load(add + d));
-        continue;
-      }
-      const float now = max[q] > run_max_[q] ? max[q] : run_max_[q];
-      const float a = Math<Isa>::exp_nonpositive(run_max_[q] - now), b = Math<Isa>::exp_nonpositive(max[q] - now);
-      run_max_[q] = now;
-      run_norm_[q] = __builtin_fmaf(norm[q], b, run_norm_[q] * a);
-      const F fa = Isa::set1(a), fb = Isa::set1(b);
-      for (int32_t d = 0; d < size_; d += kLanes)
-        Isa::store(run + d, Isa::fma(Isa::load(add + d), fb, Isa::mul(Isa::load(run + d), fa)));
-    }
+  void merge(const Item& item, bool is_first) {
+    slice_.merge(item.rows * group_, is_first, slice_.max(), slice_.norm(), slice_.sums());
   }
 
   void finish(const Item& item) const {
     float* out = context_.buffer<float>(record_.out);
-    for (int32_t q = 0; q < item.rows * group_; ++q) {
-      const F factor = Isa::set1(1.0f / run_norm_[q]);
-      float* to = out + query_offset(item, q);
-      const float* from = run_ + int64_t{q} * size_;
-      for (int32_t d = 0; d < size_; d += kLanes) Isa::store(to + d, Isa::mul(Isa::load(from + d), factor));
-    }
+    for (int32_t query = 0; query < item.rows * group_; ++query) slice_.finish(query, out + query_offset(item, query));
   }
 
   const AttentionRecord& record_;
@@ -520,14 +282,8 @@ class Attention {
   const StepView& step_;
   const LayerPages pages_;
   const int32_t group_, size_, tile_rows_;
-  // This thread's scratch. Queries are ordered by row, then head of the group.
-  Factor* q_;                                  // [queries, query_factors()]
-  float* sum_;                                 // [queries, D] of the slice
-  float* run_;                                 // [queries, D] of the slices so far
-  Factor* weights_;                            // [queries, kTokenFactors] e^score
-  float *max_, *norm_, *run_max_, *run_norm_;  // [queries]
-  uint16_t* edges_;                            // [2][D][2] bf16
-  Item held_{};                                // item that other threads continue
+  AttentionSlice<Isa, kIsBf16> slice_;
+  Item held_{};  // item that other threads continue
   int64_t held_start_ = 0, held_slices_ = 0;
 };
 

@@ -55,6 +55,8 @@ struct Agreement {
     same("abs", Isa::abs(fa), Ref::abs(ra));
     same("round", Isa::round(fa), Ref::round(ra));
     same("scale2", Isa::scale2(fa, Isa::load(n)), Ref::scale2(ra, Ref::load(n)));
+    same("exponent", Isa::exponent(fa), Ref::exponent(ra));
+    same("round_bf16", Isa::round_bf16(fa), Ref::round_bf16(ra));
     same("set1", Isa::set1(a[3]), Ref::set1(a[3]));
     same("zero", Isa::zero(), Ref::zero());
     const uint32_t got = Isa::greater(fa, fb), want = Ref::greater(ra, rb);

@@ -1,5 +1,6 @@
 // exp and tanh against libm, Philox against the published answers, and the ranked list against a sort.
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstdio>
 #include <limits>
@@ -37,6 +38,25 @@ void exp_is_within_two_ulp() {
     expect(lane(Math<Isa>::exp_nonpositive(Isa::set1(x))) == lane(Math<Isa>::exp(Isa::set1(x))), "exp_nonpositive", x);
   }
   std::printf("exp: worst relative error %.2f x 2^-23\n", worst * 0x1p23);
+}
+
+void weights_are_near() {
+  for (int i = 0; i <= 500'000; ++i) {
+    const float x = static_cast<float>(i) * -174e-6f;  // −87 … 0
+    const double error = std::fabs(lane(Math<Isa>::exp_weight(Isa::set1(x))) / std::exp(static_cast<double>(x)) - 1.0);
+    expect(error < 0x1p-22 * std::max(1.0, std::fabs(static_cast<double>(x)) / 4), "exp_weight", x);
+  }
+  expect(lane(Math<Isa>::exp_weight(Isa::set1(0.0f))) == 1.0f, "exp_weight is one", 0.0);
+  // Scaled scores lie a rounding above the maximum at most.
+  for (const float x : {1e-6f, 1e-3f}) expect(lane(Math<Isa>::exp_weight(Isa::set1(x))) >= 1.0f, "exp_weight", x);
+  const float inf = std::numeric_limits<float>::infinity(), least = lane(Math<Isa>::exp_weight(Isa::set1(-87.0f)));
+  expect(least > 1.6e-38f && least < 1.7e-38f, "exp_weight is least", -87.0);
+  for (const float x : {-inf, -1e30f, -87.5f})
+    expect(lane(Math<Isa>::exp_weight(Isa::set1(x))) == least, "exp_weight", x);
+  // Every NaN travels, whatever its last bits would be as an exponent.
+  for (const uint32_t bits : {0x7fc00000u, 0x7fc000ffu, 0x7fffffffu, 0xffc00001u})
+    expect(std::isnan(lane(Math<Isa>::exp_weight(Isa::set1(std::bit_cast<float>(bits))))), "exp_weight keeps NaN",
+           bits);
 }
 
 void exp_keeps_its_edges() {
@@ -110,6 +130,7 @@ void the_best_of_a_stream_are_those_of_a_sort() {
 
 int main() {
   exp_is_within_two_ulp();
+  weights_are_near();
   exp_keeps_its_edges();
   tanh_is_near();
   philox_gives_the_published_words();

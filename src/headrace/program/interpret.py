@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.program.ir import NONE, Instruction, Program
-from headrace.program.lanes import F32, exp, f32, fma, reduce_add, round_bf16, soft_cap
+from headrace.program.lanes import F32, exp_weight, f32, fma, reduce_add, round_bf16, soft_cap
 from headrace.program.layouts import Numbers, unpack
 from headrace.program.opcodes import (
     BLOCK_TOKENS,
@@ -36,6 +36,8 @@ from headrace.program.sampling import choose, modified
 I32 = NDArray[np.int32]
 SLICE_TOKENS = 512
 """Positions whose partial attention is formed on its own; partials are merged in order (determinism)."""
+SOFTMAX_TOKENS = 128
+"""Positions between two looks at the largest score."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,20 +312,21 @@ class Interpreter:
         return np.maximum(positions - (window or stop) + 1, 0), positions + 1
 
     def _attend(self, item: Instruction, q: F32, pages: _Pages, positions: I32) -> F32:
-        """Returns the attention of a sequence's rows, [T, H, D]: slices in order, each an online softmax over pages."""
+        """Returns the attention of a sequence's rows, [T, H, D]: slices in order, in each a softmax over its blocks."""
         first, behind = self._visible(item, positions)
         stop = int(behind[-1])
         merged = _Softmax.empty(q.shape)
         for start in range(int(first[0]) // SLICE_TOKENS * SLICE_TOKENS, stop, SLICE_TOKENS):
             part = _Softmax.empty(q.shape)
-            for base in range(start, min(start + SLICE_TOKENS, stop), BLOCK_TOKENS):
-                tokens = np.arange(base, base + BLOCK_TOKENS)
+            for base in range(start, min(start + SLICE_TOKENS, stop), SOFTMAX_TOKENS):
+                tokens = np.arange(base, min(base + SOFTMAX_TOKENS, -(-stop // BLOCK_TOKENS) * BLOCK_TOKENS))
                 seen = (tokens >= first[:, None]) & (tokens < behind[:, None])
                 rows = np.flatnonzero(seen.any(axis=1))
                 if len(rows):
-                    block = pages.tables[base // BLOCK_TOKENS]
-                    page = (pages.keys[block], pages.values[block])
-                    part.put(rows, self._page(item, q[rows], page, seen[rows], part.take(rows)))
+                    blocks = pages.tables[tokens[::BLOCK_TOKENS] // BLOCK_TOKENS]
+                    # [K, tokens, D]
+                    keys, values = (np.concatenate(list(side[blocks]), axis=1) for side in (pages.keys, pages.values))
+                    part.put(rows, self._block(item, q[rows], (keys, values), seen[rows], part.take(rows)))
             rows = np.flatnonzero(part.norm[:, 0] > 0)
             is_first = merged.norm[rows, 0] == 0
             merged.put(rows[is_first], part.take(rows[is_first]))
@@ -331,22 +334,29 @@ class Interpreter:
             merged.put(rows, merged.take(rows).merge(part.take(rows)))
         return f32(merged.sums * (np.float32(1) / merged.norm)[..., None])
 
-    def _page(
-        self, item: Instruction, q: F32, page: tuple[F32, F32], seen: NDArray[np.bool_], state: _Softmax
+    def _block(
+        self, item: Instruction, q: F32, block: tuple[F32, F32], seen: NDArray[np.bool_], state: _Softmax
     ) -> _Softmax:
-        """Returns ``state`` after one page; ``seen`` [T, 32] says which of its tokens each row sees."""
+        """Returns ``state`` after some positions; ``seen`` [T, positions] says which of them each row sees."""
         group = q.shape[1] // item.integer("kv_heads")
-        # [H, 32, D]: each kv head serves `group` query heads
-        keys, values = (np.repeat(part, group, axis=0) for part in page)
-        scores = np.zeros((*q.shape[:2], BLOCK_TOKENS), np.float32)
+        # [H, positions, D]: each kv head serves `group` query heads
+        keys, values = (np.repeat(part, group, axis=0) for part in block)
+        scores = np.zeros((*q.shape[:2], seen.shape[1]), np.float32)
         for d in range(q.shape[2]):
             scores = fma(keys[:, :, d], q[:, :, d : d + 1], scores)
-        scores = soft_cap(scores * np.float32(item.values["scale"]), item.values["softcap"])
-        scores = np.where(seen[:, None], scores, np.float32(-np.inf))
-        top = np.maximum(state.top, scores.max(axis=2))
-        weights = np.where(seen[:, None], exp(scores - top[..., None]), np.float32(0))
-        shrink = exp(state.top - top)
-        norm = fma(state.norm, shrink, reduce_add(weights[..., :LANES] + weights[..., LANES:]))
+        scale, cap = np.float32(item.values["scale"]), item.values["softcap"]
+        if cap:
+            scores, scale = soft_cap(scores * scale, cap), np.float32(1)
+        highest = np.where(seen[:, None], scores, np.float32(-np.inf)).max(axis=2)
+        top = np.maximum(state.top, f32(highest * scale))
+        scores = np.where(seen[:, None], scores, np.float32(0))
+        weights = np.where(seen[:, None], exp_weight(fma(scores, scale, -top[..., None])), np.float32(0))
+        shrink = exp_weight(state.top - top)
+        lanes = weights.reshape(*weights.shape[:2], -1, LANES)
+        total = lanes[:, :, 0]
+        for index in range(1, lanes.shape[2]):
+            total = total + lanes[:, :, index]
+        norm = fma(state.norm, shrink, reduce_add(total))
         used = self._stored(weights)
         sums = f32(state.sums * shrink[..., None])
         for token in np.flatnonzero(seen.any(axis=0)):
@@ -427,7 +437,7 @@ class _Softmax:
     def merge(self, later: _Softmax) -> _Softmax:
         """Returns the softmax of both position ranges."""
         top = np.maximum(self.top, later.top)
-        a, b = exp(self.top - top), exp(later.top - top)
+        a, b = exp_weight(self.top - top), exp_weight(later.top - top)
         return _Softmax(
             top,
             fma(later.norm, b, f32(self.norm * a)),

@@ -95,6 +95,23 @@ def exp(value: ArrayLike) -> F32:
     return f32(np.where(np.isnan(x), x, y))
 
 
+_WEIGHT = [np.float32(c) for c in (0.041897975, 0.16667637, 0.4999915, 0.9999997, 1.0)]
+_WEIGHT_MIN, _LN2, _ROUNDER = np.float32(-87), np.float32(0.69314718056), np.float32(12582912 + 127)
+
+
+def exp_weight(value: ArrayLike) -> F32:
+    """Returns e^x for x ≤ 0 as attention weighs its scores: e^−87 below −87, never 0; within 2⁻²² for x > −4."""
+    x = f32(value)
+    with np.errstate(invalid="ignore"):
+        x = f32(np.where(x < _WEIGHT_MIN, _WEIGHT_MIN, x))
+        shifted = fma(x, _LOG2_E, _ROUNDER)
+        r = fma(shifted - _ROUNDER, -_LN2, x)
+        p = np.full_like(r, np.float32(0.008290306))
+        for coefficient in _WEIGHT:
+            p = fma(p, r, coefficient)
+        return f32(p * (shifted.view(np.uint32) << np.uint32(23)).view(np.float32))
+
+
 def silu(value: ArrayLike) -> F32:
     """Returns x / (1 + e^−x)."""
     x = f32(value)
