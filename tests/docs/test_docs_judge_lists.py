@@ -13,7 +13,7 @@ sys.path.insert(0, str(SCRIPTS))
 from judging.foreign import Entry, read  # noqa: E402
 
 # How many entries each list has. Taking one off lowers its number here; a higher number is no fix.
-SIZES = {"llama_cpp": 74, "vllm": 77}
+SIZES = {"llama_cpp": 72, "vllm": 77}
 
 
 @pytest.mark.parametrize("name", SIZES)

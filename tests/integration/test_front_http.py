@@ -452,9 +452,10 @@ async def test_a_client_that_leaves_while_it_sends_is_counted_and_forgotten(make
 async def test_template_variables_that_nobody_reads_are_listed(make_house: Any) -> None:
     house = await make_house()
 
-    _, _, headers = await house.post(CHAT_PATH, {**CHAT, "chat_template_kwargs": {"thinking": True}, "odd\nname,": 1})
+    values = {"chat_template_kwargs": {"thinking": True}, "reasoning_effort": "low"}
+    _, _, headers = await house.post(CHAT_PATH, {**CHAT, **values, "odd\nname,": 1})
 
-    assert headers["x-headrace-ignored-fields"] == "odd\\nname,chat_template_kwargs.thinking"
+    assert headers["x-headrace-ignored-fields"] == "odd\\nname,reasoning_effort,chat_template_kwargs.thinking"
 
 
 async def test_a_server_beyond_loopback_answers_any_host_but_shows_no_metrics(make_house: Any) -> None:

@@ -163,10 +163,15 @@ async def test_pages_of_this_machine_may_ask_and_call(make_house: Any, origin: s
         assert listed.headers["access-control-allow-origin"] == origin
 
 
-async def test_pages_of_other_sites_may_not_even_ask(make_house: Any) -> None:
+@pytest.mark.parametrize("origin", ["http://localhost.evil.example", "http://evil.example", "null", "localhost", ""])
+async def test_pages_of_other_sites_are_promised_nothing_and_may_not_call(make_house: Any, origin: str) -> None:
     house = await make_house(Script())
-    question = {"origin": "http://localhost.evil.example", "access-control-request-method": "POST"}
+    question = {"origin": origin, "access-control-request-method": "POST"}
 
     async with house.client.options(house.url("/v1/completions"), headers=question) as asked:
-        assert asked.status == 403
-        assert "access-control-allow-origin" not in asked.headers
+        assert asked.status == 200
+        assert [name for name in asked.headers if name.lower().startswith("access-control")] == []
+        assert asked.headers["vary"] == "origin"
+    status, body, headers = await house.post("/v1/completions", TEXT, origin=origin)
+    assert (status, body["error"]["code"]) == (403, "origin_not_allowed")
+    assert "access-control-allow-origin" not in headers

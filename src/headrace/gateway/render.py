@@ -13,7 +13,7 @@ from typing import Final, Protocol
 
 from headrace.base.errors import ContextLengthError, RequestError
 from headrace.gateway.generation import Stops, TextStream
-from headrace.protocol.openai import ChatRequest, CompletionRequest
+from headrace.protocol.openai import REASONING_EFFORT, ChatRequest, CompletionRequest
 from headrace.text.message import Dialect
 from headrace.text.tool_prompt import has_tool_turns, write_tools
 
@@ -221,7 +221,7 @@ class Renderer:
         return ids
 
     def ignored_values(self, request: ChatRequest | CompletionRequest) -> tuple[str, ...]:
-        """Gives the ``chat_template_kwargs`` that this model's template does not read.
+        """Gives the ``chat_template_kwargs``, and ``reasoning_effort``, that this model's template does not read.
 
         Raises:
             RequestError: a name is reserved.
@@ -229,7 +229,7 @@ class Renderer:
         if not isinstance(request, ChatRequest) or not request.template_values:
             return ()
         ignored = self._kit.template.split_kwargs(request.template_values, has_tools=bool(request.tools))[1]
-        return tuple(f"chat_template_kwargs.{name}" for name in ignored)
+        return tuple(name if name == REASONING_EFFORT else f"chat_template_kwargs.{name}" for name in ignored)
 
     def _render_chat(self, request: ChatRequest, context_tokens: int) -> Prompt:
         text = self._chat_text(request)

@@ -10,7 +10,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from headrace.base.errors import RequestError
+from headrace.protocol import unsupported
 from headrace.protocol.binary import PLAIN, Binary, take_binary
 from headrace.protocol.fields import Fields
 from headrace.protocol.inputs import MODEL_LIMIT, Input, inputs_of
@@ -66,7 +66,7 @@ def parse_embeddings(body: bytes) -> EmbeddingRequest:
     if form not in ("float", "base64"):
         raise fields.wrong("encoding_format", form, "float or base64")
     fields.text("user", _MAX_CHARS)
-    refuse_padding(fields)
+    unsupported.refuse(fields, unsupported.VECTORS)
     return EmbeddingRequest(
         model=model,
         inputs=inputs,
@@ -76,18 +76,6 @@ def parse_embeddings(body: bytes) -> EmbeddingRequest:
         binary=take_binary(fields),
         unknown=fields.unknown(),
     )
-
-
-def refuse_padding(fields: Fields) -> None:
-    """Refuses ``padding``, which would change vectors.
-
-    Raises:
-        RequestError: it asks for something.
-    """
-    if fields.take("padding") not in (None, False, "do_not_pad"):
-        raise RequestError(
-            "padding is not supported by this server: leave it out", param="padding", code="unsupported_parameter"
-        )
 
 
 def truncation(fields: Fields) -> int | None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from headrace.base.errors import PermissionDenied, RequestError
+from headrace.protocol import unsupported
 from headrace.protocol.fields import Fields, as_integer
 from headrace.protocol.messages import parse_messages
 from headrace.protocol.strict_json import decode_object, shown
@@ -31,24 +32,10 @@ MAX_SEQUENCES: Final = 128
 MAX_TOKEN_ID: Final = 2**31 - 1
 # What fits a 32-bit counter; the model's context is the real limit.
 MAX_MAX_TOKENS: Final = 2**31 - 1
+# A field that is a variable of chat templates.
+REASONING_EFFORT: Final = "reasoning_effort"
 _MODEL_CHARS: Final = 256
 
-# Fields that would change the answer and that this build does not run: refused when they ask for something.
-# The value is what asks for nothing.
-_UNSUPPORTED: Final[dict[str, tuple[object, ...]]] = {
-    "audio": (),
-    "documents": ([],),
-    "function_call": ("none",),
-    "functions": ([],),
-    "logprob_token_ids": ([],),
-    "length_penalty": (1, 1.0),
-    "prompt_embeds": (),
-    "structural_tag": (),
-    "suffix": ("",),
-    "thinking_token_budget": (),
-    "use_beam_search": (False,),
-    "web_search_options": (),
-}
 # Names that steer a server from inside; no client may set them.
 _FORBIDDEN: Final = frozenset({"api_base", "base_url", "chat_template", "trust_remote_code"})
 _RESERVED_TEMPLATE_NAMES: Final = frozenset(
@@ -172,7 +159,7 @@ def chat_from_values(values: dict[str, object], ignored: tuple[str, ...] = ()) -
     echo = fields.flag("echo")
     modalities = fields.take("modalities")
     if modalities is not None and modalities != ["text"]:
-        raise _unsupported("modalities")
+        raise unsupported.unsupported("modalities")
     continue_final_message = fields.flag("continue_final_message")
     add_generation_prompt = fields.flag("add_generation_prompt", default=not continue_final_message)
     if continue_final_message and add_generation_prompt:
@@ -237,7 +224,8 @@ def _take_options(
     model = fields.text("model", _MODEL_CHARS)
     if model == "":
         raise fields.wrong("model", model, "a name of GET /v1/models, or left out")
-    _refuse_unsupported(fields)
+    _refuse_forbidden(fields)
+    unsupported.refuse(fields, unsupported.GENERATE)
     fields.text("user", 1024)
     max_tokens = fields.integer("max_tokens", low_max_tokens, MAX_MAX_TOKENS)
     if max_completion_tokens is not None:
@@ -431,7 +419,8 @@ def _take_template_values(fields: Fields) -> dict[str, str | int | float | bool]
             checked[name] = value
         elif value is not None:
             raise fields.wrong(param, value, "a mapping of names to strings, numbers and booleans")
-    return checked
+    effort = fields.text(REASONING_EFFORT, 64)
+    return {REASONING_EFFORT: effort, **checked} if effort is not None else checked
 
 
 def _take_priority(fields: Fields) -> int:
@@ -444,15 +433,6 @@ def _take_priority(fields: Fields) -> int:
     return priority
 
 
-def _refuse_unsupported(fields: Fields) -> None:
+def _refuse_forbidden(fields: Fields) -> None:
     for name in sorted(fields.take_all(_FORBIDDEN)):
         raise RequestError(f"{name} cannot be set by a request", param=name, code="unsupported_parameter")
-    for name, value in sorted(fields.take_all(_UNSUPPORTED.keys()).items()):
-        if not any(value == harmless and type(value) is type(harmless) for harmless in _UNSUPPORTED[name]):
-            raise _unsupported(name)
-
-
-def _unsupported(name: str, what_to_do: str = "leave it out") -> RequestError:
-    return RequestError(
-        f"{name} is not supported by this server: {what_to_do}", param=name, code="unsupported_parameter"
-    )

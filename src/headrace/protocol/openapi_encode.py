@@ -16,6 +16,7 @@ _TRUNCATE: Final = {
         -1, MAX_TOKEN_ID, "Cut longer inputs to so many tokens, −1: to the context; without, they are refused."
     )
 }
+_RAW: Final = {"use_activation": flag("False: scores as the model gives them (vLLM's).")}
 _CUT: Final = {
     "truncate": flag("Cut longer inputs to the context (TEI's)."),
     "truncation_direction": text_of(16, "`Right`: the end is cut (TEI's)."),
@@ -80,6 +81,7 @@ RERANK: Final[dict[str, Schema]] = {
     "raw_scores": flag("Scores as the model gives them, without the sigmoid."),
     "max_tokens_per_doc": integer(1, MAX_TOKEN_ID, "Cut documents that do not fit (Cohere's)."),
     "truncate": _CUT["truncate"],
+    **_RAW,
     **_TRUNCATE,
 }
 SCORE: Final[dict[str, Schema]] = {
@@ -91,9 +93,10 @@ SCORE: Final[dict[str, Schema]] = {
     "data_1": _texts("`text_1` under another name."),
     "data_2": _texts("`text_2` under another name.", _DOCUMENT),
     "items": _texts("`text_2` under another name.", _DOCUMENT),
+    **_RAW,
     **_TRUNCATE,
 }
-CLASSIFY: Final[dict[str, Schema]] = {**_MODEL, "input": _texts("The texts to classify."), **_TRUNCATE}
+CLASSIFY: Final[dict[str, Schema]] = {**_MODEL, "input": _texts("The texts to classify."), **_RAW, **_TRUNCATE}
 POOLING: Final[dict[str, Schema]] = {
     **EMBEDDINGS,
     "task": text_of(
@@ -137,7 +140,9 @@ TASK: Final[dict[str, Schema]] = {
             "top_k": integer(1, MAX_MASKED_TOP, "Classes of each text, or tokens of each mask."),
             "aggregation_strategy": text_of(16, "`simple`: neighbours of one class are one entity; or `none`."),
             "ignore_labels": {"type": ["array", "null"], "items": _TEXT, "description": "Classes to leave out."},
-            "function_to_apply": text_of(16, "`none`: scores as the model gives them."),
+            "function_to_apply": text_of(
+                16, "`none`: scores as the model gives them; `sigmoid` or `softmax`: these of them."
+            ),
         },
         "description": "Those of Hugging Face's inference API; they may stand beside `inputs` as well.",
     },

@@ -147,6 +147,7 @@ CHAT: Final[dict[str, Schema]] = {
     },
     "parallel_tool_calls": flag("Several calls in one answer (default true; false where a call is forced)."),
     "chat_template_kwargs": mapping("Variables of the model's chat template, such as `enable_thinking`."),
+    "reasoning_effort": text_of(64, "The same variable of the template, where it reads it."),
     "add_generation_prompt": flag("End the prompt with the opening of the assistant's turn (default true)."),
     "continue_final_message": flag("Go on with the last message instead."),
     "echo": flag("With `continue_final_message`: the answer begins with that message."),

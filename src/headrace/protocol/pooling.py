@@ -14,8 +14,9 @@ from typing import Final
 
 import msgspec
 
+from headrace.protocol import unsupported
 from headrace.protocol.binary import Binary, take_binary
-from headrace.protocol.embeddings import MAX_DIMENSIONS, refuse_padding, truncation, values_of
+from headrace.protocol.embeddings import MAX_DIMENSIONS, truncation, values_of
 from headrace.protocol.fields import Fields
 from headrace.protocol.inputs import Input, inputs_of
 from headrace.protocol.rerank import sigmoid, softmax
@@ -75,7 +76,7 @@ def parse_pooling(body: bytes) -> PoolingRequest:
     if task is not None and task not in set(PoolingTask):
         raise fields.wrong("task", task, f"one of {', '.join(PoolingTask)}")
     binary = take_binary(fields)
-    refuse_padding(fields)
+    unsupported.refuse(fields, unsupported.ENCODE)
     is_plain = not fields.flag("use_activation", default=True)
     is_plain |= not fields.flag("normalize", default=True)
     fields.text("user", 2**26)

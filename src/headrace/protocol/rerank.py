@@ -11,11 +11,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import msgspec
 
 from headrace.base.errors import RequestError
+from headrace.protocol import unsupported
 from headrace.protocol.embeddings import truncation, values_of
 from headrace.protocol.fields import Fields
 from headrace.protocol.inputs import MAX_INPUTS, MODEL_LIMIT
@@ -24,6 +25,8 @@ from headrace.protocol.strict_json import decode_object
 
 _MAX_CHARS: Final = 2**26
 _MAX_NAME: Final = 256
+# ``model`` is what the number of classes asks for: shares of several, the probability of one; ``none`` gives scores.
+Activation = Literal["model", "none", "sigmoid", "softmax"]
 _encode = msgspec.json.Encoder().encode
 
 
@@ -59,7 +62,8 @@ class ClassifyRequest:
     Args:
         model: None where none is named: the server's first.
         is_tei: the answer is in TEI's form.
-        is_single, is_raw: of that form: one text was sent as such; scores as the model gives them.
+        is_single: of that form: one text was sent as such.
+        activation: what makes shares of scores.
         top_n: of that form: so many classes, best first; None for all.
     """
 
@@ -69,7 +73,7 @@ class ClassifyRequest:
     unknown: tuple[str, ...]
     is_tei: bool = False
     is_single: bool = False
-    is_raw: bool = False
+    activation: Activation = "model"
     top_n: int | None = None
 
 
@@ -85,6 +89,7 @@ def parse_rerank(body: bytes) -> ScoreRequest:
     query = fields.text("query", _MAX_CHARS)
     if query is None:
         raise fields.missing("query")
+    unsupported.refuse(fields, unsupported.ENCODE)
     truncate = truncation(fields)
     if fields.flag("truncate"):
         truncate = MODEL_LIMIT
@@ -97,7 +102,7 @@ def parse_rerank(body: bytes) -> ScoreRequest:
         documents=_one_of(fields, _documents, "documents", "texts"),
         top_n=fields.integer("top_n", 1, MAX_INPUTS),
         has_documents=any([fields.flag("return_text"), fields.flag("return_documents")]),
-        is_raw=fields.flag("raw_scores"),
+        is_raw=any([fields.flag("raw_scores"), _is_raw(fields)]),
         truncate_tokens=truncate,
         unknown=fields.unknown(),
     )
@@ -113,6 +118,7 @@ def parse_score(body: bytes) -> ScoreRequest:
         raise RequestError(
             f"text_1 has {len(queries)} texts and text_2 has {len(documents)}: give one, or as many", param="text_1"
         )
+    unsupported.refuse(fields, unsupported.ENCODE)
     return ScoreRequest(
         model=model,
         form="score",
@@ -120,7 +126,7 @@ def parse_score(body: bytes) -> ScoreRequest:
         documents=documents,
         top_n=None,
         has_documents=False,
-        is_raw=False,
+        is_raw=_is_raw(fields),
         truncate_tokens=truncation(fields),
         unknown=fields.unknown(),
     )
@@ -130,7 +136,15 @@ def parse_classify(body: bytes) -> ClassifyRequest:
     """Reads the body of ``/v1/classify``; raises as ``parse_rerank``."""
     fields = Fields(decode_object(body))
     model = fields.text("model", _MAX_NAME)
-    return ClassifyRequest(model, texts_of(fields, "input"), truncation(fields), fields.unknown())
+    inputs = texts_of(fields, "input")
+    unsupported.refuse(fields, unsupported.ENCODE)
+    activation: Activation = "none" if _is_raw(fields) else "model"
+    return ClassifyRequest(model, inputs, truncation(fields), fields.unknown(), activation=activation)
+
+
+def _is_raw(fields: Fields) -> bool:
+    """Reads vLLM's word for scores as the model gives them."""
+    return not fields.flag("use_activation", default=True)
 
 
 def _one_of(fields: Fields, read: Callable[[Fields, str], tuple[str, ...]], *names: str) -> tuple[str, ...]:
@@ -162,10 +176,14 @@ def texts_of(fields: Fields, name: str) -> tuple[str, ...]:
     return (value,) if isinstance(value, str) else _documents(fields, name)
 
 
-def probabilities(result: bytes) -> list[float]:
-    """Gives what the scores of classes stand for: shares, or of one class its probability."""
+def shares_of(result: bytes, activation: Activation) -> list[float]:
+    """Gives what the scores of classes stand for."""
     values = values_of(result)
-    return softmax(values) if len(values) > 1 else [sigmoid(values[0])]
+    if activation == "none":
+        return values
+    if activation == "sigmoid" or (activation == "model" and len(values) == 1):
+        return [sigmoid(value) for value in values]
+    return softmax(values)
 
 
 def sigmoid(x: float) -> float:
@@ -206,11 +224,13 @@ def scores_body(request: ScoreRequest, scores: Sequence[float], answer_id: str, 
     return _encode({"id": answer_id, "model": model, "results": results, "meta": meta, "usage": usage})
 
 
-def classes_body(results: Sequence[bytes], labels: Sequence[str], answer_id: str, model: str, tokens: int) -> bytes:
-    """Writes the answer of a classification: per input the best label and the probabilities of all."""
+def classes_body(
+    request: ClassifyRequest, results: Sequence[bytes], labels: Sequence[str], answer_id: str, model: str, tokens: int
+) -> bytes:
+    """Writes the answer of a classification: per input the best label and the shares of all."""
     data = []
     for index, result in enumerate(results):
-        probs = probabilities(result)
+        probs = shares_of(result, request.activation)
         label = labels[probs.index(max(probs))]
         data.append({"index": index, "label": label, "probs": probs, "num_classes": len(probs)})
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}

@@ -15,16 +15,18 @@ from typing import Any, Final
 import msgspec
 
 from headrace.base.errors import RequestError
+from headrace.protocol import unsupported
 from headrace.protocol.embeddings import values_of
 from headrace.protocol.fields import Fields
 from headrace.protocol.pooling import activated
-from headrace.protocol.rerank import ClassifyRequest, texts_of
+from headrace.protocol.rerank import Activation, ClassifyRequest, texts_of
 from headrace.protocol.strict_json import decode_object
 from headrace.protocol.tei import truncation_of
 
 MAX_MASKED_TOP: Final = 1000
 _DEFAULT_TOP: Final = 5
 _OUTSIDE: Final = "O"
+_FUNCTIONS: Final[dict[str, Activation]] = {"none": "none", "sigmoid": "sigmoid", "softmax": "softmax"}
 _encode = msgspec.json.Encoder().encode
 
 
@@ -96,15 +98,17 @@ def parse_text_classes(body: bytes) -> ClassifyRequest:
     fields, parameters = _fields(body)
     inputs = texts_of(fields, "inputs")
     function = parameters.text("function_to_apply", 16)
-    if function not in (None, "none", "sigmoid", "softmax"):
+    if function not in (None, *_FUNCTIONS):
         raise parameters.wrong("function_to_apply", function, "none, sigmoid or softmax")
+    if parameters.flag("raw_scores"):
+        function = "none"
     return ClassifyRequest(
         model=None,
         inputs=inputs,
         truncate_tokens=truncation_of(parameters),
         unknown=_unknown(fields, parameters),
         is_tei=True,
-        is_raw=function == "none" or parameters.flag("raw_scores"),
+        activation="model" if function is None else _FUNCTIONS[function],
         top_n=parameters.integer("top_k", 1, 4096),
     )
 
@@ -113,7 +117,9 @@ def _fields(body: bytes) -> tuple[Fields, Fields]:
     values = decode_object(body)
     fields = Fields(values)
     given = fields.mapping("parameters")
-    return fields, fields if given is None else Fields(given, "parameters.")
+    parameters = fields if given is None else Fields(given, "parameters.")
+    unsupported.refuse(parameters, unsupported.ENCODE)
+    return fields, parameters
 
 
 def _unknown(fields: Fields, parameters: Fields) -> tuple[str, ...]:

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 
 import msgspec
 
-from headrace.base.errors import RequestError
+from headrace.protocol import unsupported
 from headrace.protocol.embeddings import MAX_DIMENSIONS, EmbeddingRequest, values_of
 from headrace.protocol.fields import Fields
 from headrace.protocol.inputs import MAX_INPUTS, MODEL_LIMIT
-from headrace.protocol.rerank import ClassifyRequest, probabilities, texts_of
+from headrace.protocol.rerank import ClassifyRequest, shares_of, texts_of
 from headrace.protocol.strict_json import decode_object
 
 _encode = msgspec.json.Encoder().encode
@@ -31,8 +31,7 @@ def parse_embed(body: bytes) -> EmbeddingRequest:
 
 def _embed(fields: Fields) -> EmbeddingRequest:
     inputs = texts_of(fields, "inputs")
-    if not fields.flag("normalize", default=True):
-        raise RequestError("normalize is false, but this server gives vectors of length 1 only", param="normalize")
+    unsupported.refuse(fields, unsupported.VECTORS)
     truncate_tokens = truncation_of(fields)
     return EmbeddingRequest(
         model=None,
@@ -49,6 +48,7 @@ def parse_embed_all(body: bytes) -> EmbeddingRequest:
     """Reads the body of ``POST /embed_all``; raises as ``parse_embed``."""
     fields = Fields(decode_object(body))
     inputs = texts_of(fields, "inputs")
+    unsupported.refuse(fields, unsupported.ENCODE)
     truncate_tokens = truncation_of(fields)
     return EmbeddingRequest(
         model=None,
@@ -77,6 +77,7 @@ def _similarity(fields: Fields) -> EmbeddingRequest:
         raise inner.missing("source_sentence")
     sentences = texts_of(inner, "sentences")
     parameters = Fields(fields.mapping("parameters") or {}, "parameters.")
+    unsupported.refuse(parameters, unsupported.ENCODE)
     truncate_tokens = truncation_of(parameters)
     return EmbeddingRequest(
         model=None,
@@ -102,6 +103,7 @@ def parse_predict(body: bytes) -> ClassifyRequest:
     fields = Fields(decode_object(body))
     is_single = isinstance(fields.take("inputs"), str)
     inputs = texts_of(fields, "inputs")
+    unsupported.refuse(fields, unsupported.ENCODE)
     truncate_tokens = truncation_of(fields)
     return ClassifyRequest(
         model=None,
@@ -110,7 +112,7 @@ def parse_predict(body: bytes) -> ClassifyRequest:
         unknown=fields.unknown(),
         is_tei=True,
         is_single=is_single,
-        is_raw=fields.flag("raw_scores"),
+        activation="none" if fields.flag("raw_scores") else "model",
     )
 
 
@@ -143,7 +145,7 @@ def predict_body(request: ClassifyRequest, results: Sequence[bytes], labels: Seq
     """Writes the answer of ``/predict``: per text its classes, best first."""
     answers = []
     for result in results:
-        scores = values_of(result) if request.is_raw else probabilities(result)
+        scores = shares_of(result, request.activation)
         best = sorted(zip(scores, labels, strict=True), key=lambda pair: -pair[0])[: request.top_n]
         answers.append([{"score": score, "label": label} for score, label in best])
     return _encode(answers[0] if request.is_single else answers)

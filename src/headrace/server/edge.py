@@ -71,10 +71,14 @@ class Edge:
         self._dialect(exchange)
         try:
             check_repeated(exchange)
-            self._check_host(exchange)
+            name = self._check_host(exchange)
+            is_page_welcome = _welcome_page(exchange, name)
             if exchange.method == "OPTIONS" and exchange.header(b"access-control-request-method") is not None:
-                await exchange.answer(200, b"", _PREFLIGHT)
+                # A browser that is told nothing asks no further: the answer to a question is no error.
+                await exchange.answer(200, b"", _PREFLIGHT if is_page_welcome else ())
                 return
+            if not is_page_welcome:
+                raise PermissionDenied("pages of this origin may not call this server", code="origin_not_allowed")
             scope["headrace.request_id"] = exchange.request_id
             handler = self._handlers.get(exchange.path)
             if handler is None:
@@ -100,17 +104,17 @@ class Edge:
             status = CLIENT_CLOSED if exchange.is_gone else exchange.status or CLIENT_CLOSED
             self._recorder.count("headrace_http_responses_total", route=route, status=str(status))
 
-    def _check_host(self, exchange: Exchange) -> None:
-        """Refuses what a page on another site could have sent here.
+    def _check_host(self, exchange: Exchange) -> str:
+        """Gives the server's name as the client wrote it, empty where it may leave it out.
 
         Raises:
             RequestError: the Host header is missing or malformed.
-            PermissionDenied: another host or origin.
+            PermissionDenied: another host.
         """
         raw = exchange.header(b"host")
         if raw is None:
             if exchange.scope.get("http_version") == "1.0":
-                return
+                return ""
             raise RequestError("the Host header is missing", code="bad_request")
         host = _HOST.match(raw.decode("latin-1"))
         if host is None:
@@ -121,16 +125,26 @@ class Edge:
                 "this server listens on loopback and answers to localhost, 127.0.0.1 and [::1] only",
                 code="host_not_allowed",
             )
-        origin = exchange.header(b"origin")
-        if origin is None:
-            return
-        match = _ORIGIN.match(origin.decode("latin-1"))
-        authority = _HOST.match(match.group(1)) if match else None
-        if authority is None or authority.group(1).lower() not in (*_LOOPBACK, name):
-            raise PermissionDenied("pages of this origin may not call this server", code="origin_not_allowed")
-        exchange.standing.append((b"access-control-allow-origin", origin))
-        exchange.standing.append((b"access-control-expose-headers", b"*"))
-        exchange.standing.append((b"vary", b"origin"))
+        return name
+
+
+def _welcome_page(exchange: Exchange, name: str) -> bool:
+    """Tells whether a browser's page may call this server, and notes so for the browser; no page is welcome too.
+
+    Args:
+        name: the server's name in the request.
+    """
+    origin = exchange.header(b"origin")
+    if origin is None:
+        return True
+    exchange.standing.append((b"vary", b"origin"))
+    match = _ORIGIN.match(origin.decode("latin-1"))
+    authority = _HOST.match(match.group(1)) if match else None
+    if authority is None or authority.group(1).lower() not in (*_LOOPBACK, name):
+        return False
+    exchange.standing.append((b"access-control-allow-origin", origin))
+    exchange.standing.append((b"access-control-expose-headers", b"*"))
+    return True
 
 
 def _with_request_id(exchange: Exchange, send: Any) -> Any:

@@ -177,7 +177,7 @@ class Classes(EncodeEndpoint[ClassifyRequest]):
         if request.is_tei:
             return await self._aside(predict_body, request, results, identity.labels)
         return await self._aside(
-            classes_body, results, identity.labels, new_id("classify"), record.model, record.prompt_tokens
+            classes_body, request, results, identity.labels, new_id("classify"), record.model, record.prompt_tokens
         )
 
 

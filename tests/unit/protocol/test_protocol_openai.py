@@ -52,6 +52,7 @@ NUMBERS = {
     "stream_options": [True, []],
     "user": [5],
     "tool_choice": ["sometimes", 5],
+    "reasoning_effort": [5, True, "x" * 65],
     "chat_template_kwargs": [{"messages": []}, {"x": []}, {"a b": 1}, 5],
 }
 
@@ -115,6 +116,22 @@ def test_unknown_fields_are_reported_in_order_and_only_with_a_value() -> None:
     request = chat(zebra=1, store=False, apple=None, stream=True, stream_options={"include_usage": True, "odd": 1})
 
     assert request.options.ignored_fields == ("zebra", "store", "stream_options.odd")
+
+
+@pytest.mark.parametrize(
+    ("more", "values"),
+    [
+        ({"reasoning_effort": "low"}, {"reasoning_effort": "low"}),
+        ({"reasoning_effort": "low", "chat_template_kwargs": {"x": 1}}, {"reasoning_effort": "low", "x": 1}),
+        (
+            {"reasoning_effort": "low", "chat_template_kwargs": {"reasoning_effort": "high"}},
+            {"reasoning_effort": "high"},
+        ),
+        ({"reasoning_effort": None}, {}),
+    ],
+)
+def test_reasoning_effort_is_a_variable_of_the_template(more: dict[str, Any], values: dict[str, Any]) -> None:
+    assert chat(**more).template_values == values
 
 
 def test_stream_options_without_stream_are_ignored_where_they_ask_for_nothing() -> None:

@@ -19,6 +19,8 @@ from headrace.protocol.rerank import (
     sigmoid,
     softmax,
 )
+from headrace.protocol.tasks import parse_text_classes
+from headrace.protocol.tei import predict_body
 
 
 def body(**values: Any) -> bytes:
@@ -87,13 +89,48 @@ def test_what_is_wrong_is_named(parse: Any, values: dict[str, Any], word: str) -
     assert word in caught.value.message
 
 
-def test_classes_are_shares_and_one_class_is_a_probability() -> None:
-    answer = json.loads(classes_body([struct.pack("<2f", 0.0, math.log(3))], ["no", "yes"], "id", "m", 5))
+@pytest.mark.parametrize(
+    ("more", "scores", "shares"),
+    [
+        ({}, [0.0, math.log(3)], [0.25, 0.75]),
+        ({}, [0.0], [0.5]),
+        ({"use_activation": True}, [0.0], [0.5]),
+        ({"use_activation": False}, [0.0, 3.0], [0.0, 3.0]),
+        ({"use_activation": False}, [-2.0], [-2.0]),
+    ],
+)
+def test_classes_are_shares_or_scores_and_one_class_is_a_probability(
+    more: dict[str, Any], scores: list[float], shares: list[float]
+) -> None:
+    request = parse_classify(body(input="a", **more))
+    labels = ["no", "yes"][-len(scores) :]
+
+    answer = json.loads(classes_body(request, [struct.pack(f"<{len(scores)}f", *scores)], labels, "id", "m", 5))
+
     (item,) = answer["data"]
     assert item["label"] == "yes"
-    assert item["probs"] == pytest.approx([0.25, 0.75], abs=1e-6)
-    single = json.loads(classes_body([struct.pack("<f", 0.0)], ["relevant"], "id", "m", 5))
-    assert single["data"][0]["probs"] == [0.5]
+    assert item["probs"] == pytest.approx(shares, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("function", "shares"),
+    [(None, [0.75, 0.25]), ("softmax", [0.75, 0.25]), ("sigmoid", [0.75, 0.5]), ("none", [math.log(3), 0.0])],
+)
+def test_the_function_that_was_asked_for_is_applied(function: str | None, shares: list[float]) -> None:
+    request = parse_text_classes(body(inputs="a", parameters={"function_to_apply": function}))
+
+    answer = json.loads(predict_body(request, [struct.pack("<2f", 0.0, math.log(3))], ["no", "yes"]))
+
+    assert [item["label"] for item in answer[0]] == ["yes", "no"]
+    assert [item["score"] for item in answer[0]] == pytest.approx(shares, abs=1e-6)
+
+
+@pytest.mark.parametrize("parse", [parse_rerank, parse_score])
+def test_scores_may_be_wanted_as_the_model_gives_them(parse: Any) -> None:
+    given = {"query": "a", "documents": ["b"]} if parse is parse_rerank else {"text_1": "a", "text_2": "b"}
+
+    assert not parse(body(**given)).is_raw
+    assert parse(body(**given, use_activation=False)).is_raw
 
 
 def test_extremes_do_not_overflow() -> None:
