@@ -141,6 +141,20 @@ class PyVm {
     return done;
   }
 
+  void time_records(bool is_on) {
+    if (is_running_) throw std::invalid_argument("a step of this VM is running");
+    vm_->time_records(is_on);
+  }
+  // [threads][records][waiting, working] nanoseconds.
+  void read_record_times(const Out<int64_t, 3>& out) const {
+    const auto times = vm_->record_times();
+    if (out.size() != 2 * times.size()) throw std::invalid_argument("there is room for another number of times");
+    for (size_t i = 0; i < times.size(); ++i) {
+      out.data()[2 * i] = times[i].waiting_ns;
+      out.data()[2 * i + 1] = times[i].working_ns;
+    }
+  }
+
   // Copies bytes of the arena.
   void read_arena(int64_t offset, const Out<float, 1>& out) const {
     const auto size = static_cast<int64_t>(out.size() * sizeof(float));
@@ -304,6 +318,8 @@ NB_MODULE(_native, m) {
            "block_tables"_a.noconvert(), "outputs"_a.noconvert(), "results"_a.noconvert(), "top_ids"_a.noconvert(),
            "top_logprobs"_a.noconvert(), "steps"_a, "stop_ids"_a.noconvert(), "stop_starts"_a.noconvert(), "wake_fd"_a)
       .def("set_threads", &PyVm::set_threads)
+      .def("time_records", &PyVm::time_records)
+      .def("read_record_times", &PyVm::read_record_times, "out"_a.noconvert())
       .def("read_arena", &PyVm::read_arena)
       .def("read_page", &PyVm::read_page)
       .def_prop_ro("kv_bytes", &PyVm::kv_bytes)

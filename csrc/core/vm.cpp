@@ -1,6 +1,7 @@
 #include "core/vm.h"
 
 #include <algorithm>
+#include <chrono>
 #include <limits>
 #include <stdexcept>
 #include <string>
@@ -119,6 +120,8 @@ Vm::Vm(std::span<const Record> records, std::vector<Weight> weights, const VmCon
   decode_tokens_.resize(sequences);
   decode_positions_.resize(sequences);
   decode_outputs_.resize(sequences);
+  parts_ = std::vector<Taken>(static_cast<size_t>(limits_.threads));
+  rounds_.resize(static_cast<size_t>(limits_.threads));
   for (int32_t thread = 0; thread < limits_.threads; ++thread) {
     uint8_t* base = scratch_.data() + shared + shared_rows + thread * (own + own_rows);
     contexts_.push_back({.thread = thread,
@@ -135,7 +138,9 @@ Vm::Vm(std::span<const Record> records, std::vector<Weight> weights, const VmCon
                          .step = &step_,
                          .kv = &kv_,
                          .step_kv = &step_kv_,
-                         .barrier = &pool_.barrier()});
+                         .barrier = &pool_.barrier(),
+                         .parts = parts_.data(),
+                         .rounds = &rounds_[static_cast<size_t>(thread)]});
   }
 }
 
@@ -147,6 +152,8 @@ void Vm::step(StepView step, int64_t num_records) {
   step.row_seq = std::span<const int32_t>(row_seq_).first(step.tokens.size());
   step.step_pages = step_pages_;
   step_ = step;
+  for (Taken& part : parts_) part.units.store(0, std::memory_order_relaxed);
+  for (Rounds& rounds : rounds_) rounds.count = 0;
   pool_.run([](void* vm, int32_t thread) { static_cast<Vm*>(vm)->run_thread(thread); }, this);
 }
 
@@ -156,13 +163,27 @@ void Vm::set_threads(int32_t threads) {
   pool_.set_active(threads);
 }
 
+void Vm::time_records(bool is_on) {
+  times_.assign(is_on ? static_cast<size_t>(limits_.threads) * records_.size() : 0, {});
+}
+
 void Vm::run_thread(int32_t thread) {
+  using std::chrono::nanoseconds, std::chrono::steady_clock;
   const ThreadContext& context = contexts_[static_cast<size_t>(thread)];
+  RecordTime* times = times_.empty() ? nullptr : times_.data() + static_cast<size_t>(thread) * records_.size();
+  auto before = times == nullptr ? steady_clock::time_point() : steady_clock::now();
+  const auto note = [&](int64_t& ns) {
+    const auto now = steady_clock::now();
+    ns += nanoseconds(now - before).count();
+    before = now;
+  };
   for (int64_t i = 0; i < num_records_; ++i) {
     const auto index = static_cast<size_t>(i);
     if (has_barrier_[index]) context.barrier->wait();
+    if (times != nullptr) note(times[i].waiting_ns);
     const Record& record = records_[index];
     kernels_->ops[static_cast<int32_t>(record.opcode())](record, context);
+    if (times != nullptr) note(times[i].working_ns);
   }
 }
 

@@ -6,6 +6,7 @@
 #include <span>
 #include <vector>
 
+#include "core/claims.h"
 #include "core/kernels.h"
 #include "core/memory.h"
 #include "core/pool.h"
@@ -47,6 +48,15 @@ class Vm {
 
   // Threads that the steps from now on use, 1 to limits().threads. The results do not depend on it.
   void set_threads(int32_t threads);
+
+  // Nanoseconds of one thread at one record, summed over the steps since they were last counted from zero: until the
+  // record began (the barrier before it), and in it.
+  struct RecordTime {
+    int64_t waiting_ns = 0, working_ns = 0;
+  };
+  // Starts counting at zero, or stops. Between steps only.
+  void time_records(bool is_on);
+  std::span<const RecordTime> record_times() const { return times_; }  // [threads][records], empty while off
 
   const Limits& limits() const { return limits_; }
   const KvPool& kv() const { return kv_; }
@@ -100,6 +110,9 @@ class Vm {
   std::vector<int32_t> decode_tokens_, decode_positions_;  // [max_sequences]
   std::vector<OutputRow> decode_outputs_;                  // [max_sequences]
   std::vector<ThreadContext> contexts_;
+  std::vector<RecordTime> times_;
+  std::vector<Taken> parts_;    // [threads]
+  std::vector<Rounds> rounds_;  // [threads]
   StepView step_;
   int64_t num_records_ = 0;
   Pool pool_;

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from headrace.base.errors import MachineError, ModelFormatError
 from headrace.program.cost import Arithmetic
-from headrace.program.opcodes import KvType, Layout, Opcode
+from headrace.program.opcodes import RECORD_BYTES, KvType, Layout, Opcode
 from headrace.program.records import OUTPUT_DTYPE, RESULT_DTYPE, PackedLike
 
 try:
@@ -274,6 +274,7 @@ class Vm:
             raise MachineError("the system refused the memory for the arena or the KV pool") from error
         self.kv = kv
         self.threads = threads
+        self._num_records = len(records) // RECORD_BYTES
         self.max_rows = max_rows
         self.max_top = max_top
 
@@ -284,6 +285,24 @@ class Vm:
             ValueError: below 1 or more than there are, or a step is running.
         """
         self._native.set_threads(count)
+
+    def time_records(self, is_on: bool) -> None:
+        """Starts to add up from zero what each record of the program takes on each thread, or stops.
+
+        Raises:
+            ValueError: a step is running.
+        """
+        self._native.time_records(is_on)
+
+    def record_times(self) -> NDArray[np.int64]:
+        """Returns nanoseconds [threads, records, 2]: waiting at the barrier before a record, and in it.
+
+        Raises:
+            ValueError: they are not being added up.
+        """
+        out = np.zeros((self.threads, self._num_records, 2), dtype=np.int64)
+        self._native.read_record_times(out)
+        return out
 
     def step(
         self,
