@@ -71,6 +71,8 @@ struct StepView {
 };
 
 class Barrier;
+struct Taken;   // claims.h
+struct Rounds;  // claims.h
 
 // One thread's view of the running step. Everything an op needs; ops keep no state and no globals.
 struct ThreadContext {
@@ -89,6 +91,8 @@ struct ThreadContext {
   const KvPool* kv = nullptr;
   const KvPool* step_kv = nullptr;  // of one layer: pages of the step's own rows (kStepPages)
   Barrier* barrier = nullptr;       // all threads must arrive; see pool.h
+  Taken* parts = nullptr;           // [threads], what is taken of each thread's units; see claims.h
+  Rounds* rounds = nullptr;         // this thread's own
 
   template <typename T>
   T* buffer(int64_t offset) const {

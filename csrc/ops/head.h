@@ -1,10 +1,10 @@
 // HEAD: final norm, vocabulary product and the choice of a token, for the output rows only.
 //
-// The vocabulary is cut into kSlices slices, a fixed number, and each slice into blocks. A thread owns slices; logits
-// of a block live in its scratch until the rows have taken what they need of them: log-sum-exp, the best, the ranked
-// candidates. Per-slice results are merged in slice order: the number of threads changes nothing. A draw from the whole
-// distribution recomputes one slice, with the same bits. Only a row whose filters may reach past kCandidates ids is
-// kept whole; past kWholeRows such rows, the few that turn out to need it are recomputed.
+// The vocabulary is cut into kSlices slices, a fixed number, and each slice into blocks. Threads share the slices;
+// logits of a block live in its scratch until the rows have taken what they need of them: log-sum-exp, the best, the
+// ranked candidates. Per-slice results are merged in slice order: the number of threads changes nothing. A draw from
+// the whole distribution recomputes one slice, with the same bits. Only a row whose filters may reach past kCandidates
+// ids is kept whole; past kWholeRows such rows, the few that turn out to need it are recomputed.
 //
 // For each row: penalties, bias, mask, temperature, top_k, top_p, min_p, draw (see sample.h). Log-probabilities are of
 // the distribution before all of these.
@@ -182,7 +182,8 @@ class Head {
       Isa::store(to + row * stride + (tile - tiles.start) * kLanes, x);
     };
     if (weight_ == nullptr) return stored_logits(first, count, tiles, emit);
-    sweep<Isa, 1>(*weight_, input_.from_row(first), count, tiles, [](int64_t tile, int) { return tile; }, emit);
+    sweep<Isa, 1>(
+        *weight_, input_.from_row(first), count, OwnUnits{tiles}, [](int64_t tile, int) { return tile; }, emit);
   }
   // The same where the products stand in the input already.
   template <class Emit>
@@ -265,11 +266,14 @@ class Head {
     mass.sum += Isa::reduce_add(sum);
   }
 
-  // Offers all entries of a block that can enter the list; those equal to the worst come later in id, and lose.
+  // Whether an entry of that key may enter the list. One equal to the worst does when its id is lower: slices come in
+  // any order.
+  static bool may_enter(const Best& best, float key) { return key > kMinusInf && key >= best.threshold(); }
+  // Offers all entries of a block that can enter the list.
   static void offer_block(Best& best, const float* x, int32_t count, int64_t column) {
     float threshold = best.threshold();
     for (int32_t i = 0; i < count; i += kLanes) {
-      uint32_t mask = Isa::greater(Isa::load(x + i), Isa::set1(threshold));
+      uint32_t mask = Isa::greater(Isa::load(x + i), Isa::set1(__builtin_nextafterf(threshold, kMinusInf)));
       for (; mask != 0; mask &= mask - 1) {
         const int lane = __builtin_ctz(mask);
         best.offer({x[i + lane], static_cast<int32_t>(column + i + lane)});
@@ -308,26 +312,29 @@ class Head {
       candidate_sizes_[list(i, context_.thread)] = top_sizes_[list(i, context_.thread)] = 0;
       greedy_[i] = {kMinusInf, -1};
     }
-    const Range slices = share(head::kSlices, context_.thread, context_.threads);
-    for (auto slice = static_cast<int32_t>(slices.start); slice < slices.stop; ++slice) {
-      for (int32_t i = 0; i < 2 * rows_; ++i) running_[i] = {kMinusInf, 0.0f};
-      const Range tiles = slice_tiles(slice, tiles_);
-      for (int64_t tile = tiles.start; tile < tiles.stop; tile += head::kBlockTiles) {
-        const int64_t stop = tile + head::kBlockTiles < tiles.stop ? tile + head::kBlockTiles : tiles.stop;
-        for (int32_t first = 0; first < rows_; first += head::kRowBlock) {
-          const int32_t count = rows_ - first < head::kRowBlock ? rows_ - first : head::kRowBlock;
-          logits(first, count, {tile, stop}, logits_, head::kBlockColumns);
-          for (int32_t i = 0; i < count; ++i)
-            take_block(first + i, logits_ + int64_t{i} * head::kBlockColumns, tile * kLanes,
-                       static_cast<int32_t>(stop - tile) * kLanes);
-        }
-      }
-      for (int32_t i = 0; i < rows_; ++i) {
-        raw_mass(i, slice) = running_[2 * i];
-        drawn_mass(i, slice) = running_[is_plain(output(i)) ? 2 * i : 2 * i + 1];
+    SharedUnits{context_, head::kSlices}.each([this](Range slices) {
+      for (int64_t slice = slices.start; slice < slices.stop; ++slice) sweep_slice(static_cast<int32_t>(slice));
+    });
+    for (int32_t i = 0; i < rows_; ++i) bests_[list(i, context_.thread)] = greedy_[i];
+  }
+
+  void sweep_slice(int32_t slice) {
+    for (int32_t i = 0; i < 2 * rows_; ++i) running_[i] = {kMinusInf, 0.0f};
+    const Range tiles = slice_tiles(slice, tiles_);
+    for (int64_t tile = tiles.start; tile < tiles.stop; tile += head::kBlockTiles) {
+      const int64_t stop = tile + head::kBlockTiles < tiles.stop ? tile + head::kBlockTiles : tiles.stop;
+      for (int32_t first = 0; first < rows_; first += head::kRowBlock) {
+        const int32_t count = rows_ - first < head::kRowBlock ? rows_ - first : head::kRowBlock;
+        logits(first, count, {tile, stop}, logits_, head::kBlockColumns);
+        for (int32_t i = 0; i < count; ++i)
+          take_block(first + i, logits_ + int64_t{i} * head::kBlockColumns, tile * kLanes,
+                     static_cast<int32_t>(stop - tile) * kLanes);
       }
     }
-    for (int32_t i = 0; i < rows_; ++i) bests_[list(i, context_.thread)] = greedy_[i];
+    for (int32_t i = 0; i < rows_; ++i) {
+      raw_mass(i, slice) = running_[2 * i];
+      drawn_mass(i, slice) = running_[is_plain(output(i)) ? 2 * i : 2 * i + 1];
+    }
   }
 
   // What row i takes of a block of its logits, which it may overwrite.
@@ -337,7 +344,7 @@ class Head {
     add_mass(running_[2 * i], x, count, top, 1.0f);
     if (o.num_logprobs > 0) {
       Best best = tops(i, context_.thread);
-      if (top > best.threshold()) {
+      if (may_enter(best, top)) {
         offer_block(best, x, count, column);
         top_sizes_[list(i, context_.thread)] = best.size;
       }
@@ -348,7 +355,9 @@ class Head {
       top = max_of(x, count);
     }
     if (S::is_greedy(o)) {
-      if (top > greedy_[i].key) greedy_[i] = {top, static_cast<int32_t>(column) + index_of(x, count, top)};
+      // A slice may come after one of higher ids: of equal logits the lowest id is the best.
+      if (top > greedy_[i].key || (top == greedy_[i].key && column < greedy_[i].id))
+        greedy_[i] = {top, static_cast<int32_t>(column) + index_of(x, count, top)};
       return;
     }
     if (places_[i] >= 0) {
@@ -358,7 +367,7 @@ class Head {
     if (S::has_mass(o, vocab_) && !is_plain(o) && top > kMinusInf)
       add_mass(running_[2 * i + 1], x, count, top, 1.0f / o.temperature);
     Best best = candidates(i, context_.thread);
-    if (best.capacity > 0 && top > best.threshold()) {
+    if (best.capacity > 0 && may_enter(best, top)) {
       offer_block(best, x, count, column);
       candidate_sizes_[list(i, context_.thread)] = best.size;
     }
@@ -503,7 +512,6 @@ class Head {
   // --- the slow way --------------------------------------------------------------------------------------------------
 
   void settle_whole_rows() {
-    const Range slices = share(head::kSlices, context_.thread, context_.threads);
     int32_t next = 0;
     while (true) {
       int32_t rows[head::kWholeRows];
@@ -511,8 +519,7 @@ class Head {
       for (; next < rows_ && count < held_rows_; ++next)
         if (choices_[next] == kWholeRow) rows[count++] = next;
       if (count == 0) return;
-      for (auto slice = static_cast<int32_t>(slices.start); slice < slices.stop; ++slice) {
-        const Range tiles = slice_tiles(slice, tiles_);
+      SharedUnits{context_, tiles_}.each([&](Range tiles) {
         for (int64_t tile = tiles.start; tile < tiles.stop; tile += head::kBlockTiles) {
           const int64_t stop = tile + head::kBlockTiles < tiles.stop ? tile + head::kBlockTiles : tiles.stop;
           for (int32_t r = 0; r < count; ++r) {
@@ -521,7 +528,7 @@ class Head {
             modify(output(rows[r]), x, tile * kLanes, static_cast<int32_t>(stop - tile) * kLanes);
           }
         }
-      }
+      });
       context_.barrier->wait();
       for (int32_t r = 0; r < count; ++r) {
         if (r % context_.threads == context_.thread) finish(rows[r], choose_from_whole(rows[r], r));

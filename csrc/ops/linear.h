@@ -1,4 +1,4 @@
-// LINEAR: out = epilogue(activation(norm(in) · wᵀ + bias)). Threads own column tiles.
+// LINEAR: out = epilogue(activation(norm(in) · wᵀ + bias)). Threads share column tiles.
 #pragma once
 
 #include <algorithm>
@@ -34,8 +34,7 @@ void op_linear(const Record& record, const ThreadContext& context) {
   if (static_cast<Epilogue>(r.epilogue) == Epilogue::kGlu) {
     const int64_t width = r.n / 2;
     sweep_blocks<Isa, 2>(
-        weight, rows_in, rows, share(tiles / 2, context.thread, context.threads),
-        [](int64_t unit, int t) { return 2 * unit + t; },
+        weight, rows_in, rows, SharedUnits{context, tiles / 2}, [](int64_t unit, int t) { return 2 * unit + t; },
         [&](int64_t unit, int32_t row, int32_t count, const float* const(&y)[2]) {
           float* to = out + row * width + unit * kLanes;
           Math<Isa>::with(activation, [&](auto activate) {
@@ -50,7 +49,7 @@ void op_linear(const Record& record, const ThreadContext& context) {
   }
   const bool is_added = static_cast<Epilogue>(r.epilogue) == Epilogue::kAdd;
   sweep_blocks<Isa, 1>(
-      weight, rows_in, rows, share(tiles, context.thread, context.threads), [](int64_t unit, int) { return unit; },
+      weight, rows_in, rows, SharedUnits{context, tiles}, [](int64_t unit, int) { return unit; },
       [&](int64_t unit, int32_t row, int32_t count, const float* const(&y)[1]) {
         const int lanes = static_cast<int>(std::min<int64_t>(kLanes, r.n - unit * kLanes));
         float* to = out + row * int64_t{r.n} + unit * kLanes;

@@ -81,8 +81,7 @@ class Moe {
     const Activations a =
         prepare_rows<Isa>(prologue_of(r_, router.layout, context_), rows_, [](int32_t row) { return row; }, context_);
     sweep<Isa, 1>(
-        router, a, rows_, share(num_tiles(r_.experts), context_.thread, context_.threads),
-        [](int64_t unit, int) { return unit; },
+        router, a, rows_, SharedUnits{context_, num_tiles(r_.experts)}, [](int64_t unit, int) { return unit; },
         [this](int64_t unit, int32_t row, const F(&y)[1]) {
           F logits = y[0];
           const int64_t existing = r_.experts - unit * kLanes;
@@ -166,7 +165,7 @@ class Moe {
     const int64_t units = r_.hidden / kLanes;
     each_expert([&](int32_t expert, int32_t start, int32_t count) {
       sweep_blocks<Isa, 2>(
-          weight, a.from_row(start), count, share(units, context_.thread, context_.threads),
+          weight, a.from_row(start), count, SharedUnits{context_, units},
           [=](int64_t unit, int t) { return (expert * units + unit) * 2 + t; },
           [&](int64_t unit, int32_t row, int32_t num_rows, const float* const(&y)[2]) {
             float* to = gated_ + int64_t{start + row} * r_.hidden + unit * kLanes;
@@ -187,14 +186,16 @@ class Moe {
     const Activations a = prepare_rows<Isa>(prologue, pairs_, [](int32_t i) { return i; }, context_);
     const int64_t units = r_.k / kLanes;
     float* out = context_.buffer<float>(r_.out);
-    each_expert([&](int32_t expert, int32_t start, int32_t count) {
-      sweep<Isa, 1>(
-          weight, a.from_row(start), count, share(units, context_.thread, context_.threads),
-          [=](int64_t unit, int) { return expert * units + unit; },
-          [&](int64_t unit, int32_t row, const F(&y)[1]) {
-            float* to = out + int64_t{pair_rows_[start + row]} * r_.k + unit * kLanes;
-            Isa::store(to, Isa::fma(Isa::set1(pair_shares_[start + row]), y[0], Isa::load(to)));
-          });
+    // A column's experts follow one another on one thread: a row adds them in rising order.
+    SharedUnits{context_, units}.each([&](Range range) {
+      each_expert([&](int32_t expert, int32_t start, int32_t count) {
+        sweep<Isa, 1>(
+            weight, a.from_row(start), count, OwnUnits{range}, [=](int64_t unit, int) { return expert * units + unit; },
+            [&](int64_t unit, int32_t row, const F(&y)[1]) {
+              float* to = out + int64_t{pair_rows_[start + row]} * r_.k + unit * kLanes;
+              Isa::store(to, Isa::fma(Isa::set1(pair_shares_[start + row]), y[0], Isa::load(to)));
+            });
+      });
     });
   }
 

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "core/claims.h"
 #include "core/step.h"
 
 namespace headrace {
@@ -421,8 +422,8 @@ class PanelSweep {
   float* sums_[T];  // [rows][16]
 };
 
-template <class Isa, Layout kLayout, int T, class TileOf, class Emit>
-void sweep_layout(const Weight& w, const Activations& a, int32_t rows, Range units, TileOf tile_of, Emit& emit) {
+template <class Isa, Layout kLayout, int T, class Units, class TileOf, class Emit>
+void sweep_layout(const Weight& w, const Activations& a, int32_t rows, Units units, TileOf tile_of, Emit& emit) {
   constexpr int kRows = Isa::kTileRows;
   const int64_t stride = tile_bytes(kLayout, a.k);
   alignas(kAlign) float out[T][kRows * kLanes];
@@ -433,35 +434,39 @@ void sweep_layout(const Weight& w, const Activations& a, int32_t rows, Range uni
     const int32_t stop = std::min(rows, first + chunk);
     if (stop - first >= kUnpackRows) {
       if constexpr (kUnpacksIntegers<Isa, kLayout>) {
-        UnpackedSweep<Isa, kLayout, T>(a, first, stop).run(w.data, units, tile_of, emit);
+        UnpackedSweep<Isa, kLayout, T> sweep(a, first, stop);
+        units.each([&](Range range) { sweep.run(w.data, range, tile_of, emit); });
         continue;
       } else if constexpr (kUnpacksFloats<Isa, kLayout>) {
-        PanelSweep<Isa, kLayout, T>(a, first, stop).run(w.data, units, tile_of, emit);
+        PanelSweep<Isa, kLayout, T> sweep(a, first, stop);
+        units.each([&](Range range) { sweep.run(w.data, range, tile_of, emit); });
         continue;
       }
     }
-    for (int64_t unit = units.start; unit < units.stop; ++unit) {
-      for (int32_t row = first; row < stop; row += kRows) {
-        const int count = std::min(kRows, stop - row);
-        for (int t = 0; t < T; ++t) {
-          const uint8_t* tile = w.data + tile_of(unit, t) * stride;
-          product_rows<Isa, kLayout, false>(count, tile, a, row, out[t]);
-          if constexpr (is_quantised(kLayout)) {
-            for (int m = 0; m < count; ++m) {
-              if (a.num_seconds[row + m] > 0) add_seconds<Isa, kLayout>(tile, a, row + m, out[t] + m * kLanes);
+    units.each([&](Range range) {
+      for (int64_t unit = range.start; unit < range.stop; ++unit) {
+        for (int32_t row = first; row < stop; row += kRows) {
+          const int count = std::min(kRows, stop - row);
+          for (int t = 0; t < T; ++t) {
+            const uint8_t* tile = w.data + tile_of(unit, t) * stride;
+            product_rows<Isa, kLayout, false>(count, tile, a, row, out[t]);
+            if constexpr (is_quantised(kLayout)) {
+              for (int m = 0; m < count; ++m) {
+                if (a.num_seconds[row + m] > 0) add_seconds<Isa, kLayout>(tile, a, row + m, out[t] + m * kLanes);
+              }
             }
           }
+          emit(unit, row, count, sums);
         }
-        emit(unit, row, count, sums);
       }
-    }
+    });
   }
 }
 
-// Calls emit(unit, row, count, y) for every unit in `units` and every block of rows row … row + count − 1: y[t], t < T,
-// holds their products with column tile tile_of(unit, t), [count][16]. Within a unit, rows rise.
-template <class Isa, int T, class TileOf, class Emit>
-void sweep_blocks(const Weight& w, const Activations& a, int32_t rows, Range units, TileOf tile_of, Emit emit) {
+// Calls emit(unit, row, count, y) for every unit in `units` (OwnUnits or SharedUnits) and every block of rows row …
+// row + count − 1: y[t], t < T, holds their products with column tile tile_of(unit, t), [count][16].
+template <class Isa, int T, class Units, class TileOf, class Emit>
+void sweep_blocks(const Weight& w, const Activations& a, int32_t rows, Units units, TileOf tile_of, Emit emit) {
   switch (w.layout) {
     case Layout::kF32: return sweep_layout<Isa, Layout::kF32, T>(w, a, rows, units, tile_of, emit);
     case Layout::kBf16: return sweep_layout<Isa, Layout::kBf16, T>(w, a, rows, units, tile_of, emit);
@@ -474,8 +479,8 @@ void sweep_blocks(const Weight& w, const Activations& a, int32_t rows, Range uni
 }
 
 // The same row by row: emit(unit, row, y), where y[t] holds the sixteen products.
-template <class Isa, int T, class TileOf, class Emit>
-void sweep(const Weight& w, const Activations& a, int32_t rows, Range units, TileOf tile_of, Emit emit) {
+template <class Isa, int T, class Units, class TileOf, class Emit>
+void sweep(const Weight& w, const Activations& a, int32_t rows, Units units, TileOf tile_of, Emit emit) {
   sweep_blocks<Isa, T>(w, a, rows, units, tile_of,
                        [&](int64_t unit, int32_t row, int32_t count, const float* const(&sums)[T]) {
                          for (int32_t m = 0; m < count; ++m) {

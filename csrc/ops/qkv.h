@@ -159,7 +159,7 @@ class Qkv {
 
   void by_pairs(const Activations& rows) const {
     sweep<Isa, 2>(
-        weight_, rows, step_.rows(), share(heads() * head_units_, context_.thread, context_.threads),
+        weight_, rows, step_.rows(), SharedUnits{context_, heads() * head_units_},
         [this](int64_t unit, int t) { return tile_of(unit, t); },
         [this](int64_t unit, int32_t row, const F(&y)[2]) {
           const int64_t head = unit / head_units_, d = unit % head_units_ * kLanes;
@@ -179,13 +179,12 @@ class Qkv {
     auto* scratch = reinterpret_cast<float*>(context_.scratch);
     const int64_t size = r_.head_size;
     const int32_t chunk = chunk_rows(weight_.layout, r_.k);
-    const Range mine = share(heads(), context_.thread, context_.threads);
     for (int32_t first = 0; first < step_.rows(); first += chunk) {
       const int32_t count = std::min(chunk, step_.rows() - first);
       const Activations part = rows.from_row(first);
-      for (int64_t head = mine.start; head < mine.stop; ++head) {
+      const auto finish = [&](int64_t head) {
         sweep<Isa, 2>(
-            weight_, part, count, {head * head_units_, (head + 1) * head_units_},
+            weight_, part, count, OwnUnits{{head * head_units_, (head + 1) * head_units_}},
             [this](int64_t unit, int t) { return tile_of(unit, t); },
             [&](int64_t unit, int32_t row, const F(&y)[2]) {
               float* to = scratch + row * size + unit % head_units_ * kLanes;
@@ -193,7 +192,10 @@ class Qkv {
               Isa::store(to + half_, with_bias<Isa>(y[1], bias_, tile_of(unit, 1), kLanes));
             });
         for (int32_t row = 0; row < count; ++row) writer_.finish(first + row, head, scratch + row * size);
-      }
+      };
+      SharedUnits{context_, heads()}.each([&](Range range) {
+        for (int64_t head = range.start; head < range.stop; ++head) finish(head);
+      });
     }
   }
 

@@ -40,10 +40,12 @@ struct Block {
   uint8_t* data;
 };
 
-// Runs one record on threads of its own.
+// Runs one record on threads of its own; the first of them may come late.
 void run(const KernelTable& kernels, const Record& record, const ThreadContext& shared, const Limits& limits,
-         int64_t own_bytes, int64_t shared_bytes) {
+         int64_t own_bytes, int64_t shared_bytes, std::chrono::milliseconds late = {}) {
   Barrier barrier(limits.threads);
+  std::vector<Taken> parts(static_cast<size_t>(limits.threads));
+  std::vector<Rounds> rounds(static_cast<size_t>(limits.threads));
   Block shared_scratch(shared_bytes + 64), shared_rows(shared_rows_bytes(limits));
   std::vector<Block> scratch, own_rows;
   std::vector<std::thread> threads;
@@ -64,6 +66,9 @@ void run(const KernelTable& kernels, const Record& record, const ThreadContext& 
       context.own_rows = own_rows[static_cast<size_t>(t)].data;
       context.limits = &limits;
       context.barrier = &barrier;
+      context.parts = parts.data();
+      context.rounds = &rounds[static_cast<size_t>(t)];
+      if (t == 0) std::this_thread::sleep_for(late);
       kernels.ops[static_cast<int32_t>(record.opcode())](record, context);
     });
   }
@@ -191,10 +196,15 @@ struct Chosen {
   std::vector<int32_t> ids;
 };
 
-Chosen choose(const KernelTable& kernels, int32_t threads, int32_t rows) {
+// `columns` different ones come again and again: all logits are tied, and the lowest id of a tie is the better one.
+Chosen choose(const KernelTable& kernels, int32_t threads, int32_t rows, int32_t columns = kVocab,
+              std::chrono::milliseconds late = {}) {
   Random random;
   std::vector<float> raw(kVocab * kWidth);
-  for (float& value : raw) value = random.real() * 0.2f;
+  for (int32_t i = 0; i < kVocab * kWidth; ++i) {
+    const auto at = static_cast<size_t>(i);
+    raw[at] = i < columns * kWidth ? random.real() * 0.2f : raw[at - static_cast<size_t>(columns * kWidth)];
+  }
   Block packed(packed_bytes(Layout::kQ8, kVocab, kWidth));
   pack(Layout::kQ8, Source::kF32, reinterpret_cast<const uint8_t*>(raw.data()), kVocab, kWidth, 1, packed.data);
   const Weight weight{Layout::kQ8, kVocab, kWidth, packed.data, packed_bytes(Layout::kQ8, kVocab, kWidth)};
@@ -261,7 +271,7 @@ Chosen choose(const KernelTable& kernels, int32_t threads, int32_t rows) {
   fields.norm_eps = 1e-5f;
   fields.scale = 1.0f;
   fields.softcap = 30.0f;
-  run(kernels, record_of(fields), context, limits, head_scratch_bytes(limits), head_shared_bytes(limits));
+  run(kernels, record_of(fields), context, limits, head_scratch_bytes(limits), head_shared_bytes(limits), late);
   return chosen;
 }
 
@@ -283,6 +293,15 @@ void choices_are_the_same_on_any_number_of_threads(const KernelTable& kernels) {
   }
 }
 
+void ties_are_the_same_when_slices_come_in_another_order(const KernelTable& kernels) {
+  const Chosen alone = choose(kernels, 1, 9, 61);
+  // The first thread's slices, of the lowest ids, are taken by the others behind their own.
+  const Chosen other = choose(kernels, 3, 9, 61, std::chrono::milliseconds(5));
+  check(std::memcmp(other.results.data(), alone.results.data(), alone.results.size() * sizeof(ResultRow)) == 0 &&
+            other.ids == alone.ids,
+        std::string(kernels.isa) + ": ties of the head with a late thread");
+}
+
 }  // namespace
 }  // namespace headrace::tests
 
@@ -291,6 +310,7 @@ int main() {
   for (const headrace::KernelTable* kernels : headrace::available_kernels()) {
     attention_is_the_same_on_any_number_of_threads(*kernels);
     choices_are_the_same_on_any_number_of_threads(*kernels);
+    ties_are_the_same_when_slices_come_in_another_order(*kernels);
   }
   return report("attention and head");
 }
