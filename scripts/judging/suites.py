@@ -71,7 +71,7 @@ VLLM = Suite(
     ("vllm", "0.33.0", "tests"),
     (
         "pytest", "pytest-asyncio", "pytest-timeout", "openai", "anthropic", "requests", "regex", "jsonschema",
-        "numpy", "transformers", "httpx", "prometheus-client", "fastapi", "pybase64", "jinja2",
+        "numpy", "torch==2.13.0", "transformers", "httpx", "prometheus-client", "fastapi", "pybase64", "jinja2",
     ),
     {
         "chat": (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -65,6 +66,30 @@ def test_pooling_gives_each_tokens_vector_as_numbers_and_as_base64(embedder: tup
     assert answer["usage"]["prompt_tokens"] == len(IDS)
 
 
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/pooling"])
+def test_vectors_come_alone_as_bytes_and_a_header_says_where_each_stands(
+    embedder: tuple[Server, Path], path: str
+) -> None:
+    server, _ = embedder
+    body = {"model": server.model, "input": [TEXT, IDS[:3]], "task": "embed"}
+    body = body if path == "/v1/pooling" else {**body, "task": None}
+    numbers = server.post(path, body).json()
+    name = "data" if path == "/v1/pooling" else "embedding"
+
+    answer = server.post(path, {**body, "encoding_format": "bytes", "endianness": "big"})
+    alone = server.post(path, {**body, "encoding_format": "bytes_only", "endianness": "big"})
+
+    assert (answer.status, answer.headers["content-type"]) == (200, "application/octet-stream")
+    about = json.loads(answer.headers["metadata"])
+    assert about["usage"]["prompt_tokens"] == numbers["usage"]["prompt_tokens"]
+    for place, item in zip(about["data"], numbers["data"], strict=True):
+        found = np.frombuffer(answer.content[place["start"] : place["end"]], ">f4")
+        assert np.array_equal(found, np.array(item[name], np.float32))
+        assert place["shape"] == [len(found)]
+    assert alone.content == answer.content
+    assert "metadata" not in alone.headers
+
+
 def test_pooling_gives_the_embedding_where_it_is_asked_for(embedder: tuple[Server, Path]) -> None:
     server, _ = embedder
 
@@ -80,7 +105,7 @@ def test_pooling_gives_the_embedding_where_it_is_asked_for(embedder: tuple[Serve
     [
         ({"task": "classify"}, "token_embed, embed"),
         ({"task": "guess"}, "task must be one of"),
-        ({"embed_dtype": "fp8_e4m3"}, "embed_dtype"),
+        ({"embed_dtype": "int8"}, "embed_dtype"),
         ({"endianness": "middle"}, "endianness"),
         ({"encoding_format": "bytes"}, "encoding_format"),
         ({"task": "embed", "normalize": False}, "length 1"),

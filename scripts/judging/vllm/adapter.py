@@ -59,7 +59,7 @@ class RemoteOpenAIServer:
         pass
 
     def url_for(self, *parts: str) -> str:
-        return "/".join((URL, *parts))
+        return "/".join((URL, *(part.strip("/") for part in parts if part)))
 
     def get_client(self, **options: object):  # type: ignore[no-untyped-def]  # openai is the judge's
         import openai
@@ -112,7 +112,6 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     names = (
         "vllm",
-        "torch",
         "tests.conftest",
         "tests.models",
         "schemathesis",
@@ -207,12 +206,6 @@ def _cosine(first: list[float], second: list[float]) -> float:
 _scoring = _StandIn("tests.entrypoints.pooling.scoring.util")
 _scoring.EncoderScoringHfRunner = Cosines  # type: ignore[attr-defined]  # as above
 sys.modules["tests.entrypoints.pooling.scoring.util"] = _scoring
-
-
-@pytest.fixture(scope="session")
-def hf_runner() -> MagicMock:
-    """What it would compare is a stand-in too; the answers' form is not."""
-    return MagicMock()
 
 
 # The fixtures of tests/tool_use/conftest.py, for the one server there is.

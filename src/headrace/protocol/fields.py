@@ -6,7 +6,7 @@ nobody took is unknown, and reported by ``unknown``.
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Collection, Set
 
 from headrace.base.errors import RequestError
 from headrace.protocol.strict_json import shown
@@ -91,6 +91,15 @@ class Fields:
             raise RequestError(
                 f"{self._path}{name} has {len(value)} characters, the limit is {max_chars}", param=self._path + name
             )
+        return value
+
+    def choice(self, name: str, allowed: Collection[str], rule: str | None = None) -> str | None:
+        """Gives one of the allowed strings, or None where absent; ``rule`` says what is allowed in other words."""
+        value = self.take(name)
+        if value is None:
+            return None
+        if not isinstance(value, str) or value not in allowed:
+            raise self.wrong(name, value, rule or f"one of {', '.join(allowed)}")
         return value
 
     def items(self, name: str, max_items: int) -> list[object] | None:

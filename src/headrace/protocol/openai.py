@@ -335,10 +335,8 @@ def _take_bad_words(fields: Fields) -> tuple[str, ...]:
 
 
 def _take_side(fields: Fields) -> bool:
-    side = fields.take("truncation_side")
-    if side not in (None, "left", "right"):
-        raise fields.wrong("truncation_side", side, '"left" (the end is kept) or "right" (the beginning is kept)')
-    return side == "right"
+    rule = '"left" (the end is kept) or "right" (the beginning is kept)'
+    return fields.choice("truncation_side", ("left", "right"), rule) == "right"
 
 
 def _take_token_ids(fields: Fields, name: str, max_items: int) -> tuple[int, ...]:

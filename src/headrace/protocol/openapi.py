@@ -176,4 +176,6 @@ def _ok(operation: Operation) -> dict[str, object]:
     if operation.has_stream:
         # No type: tools take an event for a string or for an object of its fields.
         content["text/event-stream"] = {"schema": {"description": "Server-sent events, the data of each a JSON text."}}
+    if "embed_dtype" in operation.fields:
+        content["application/octet-stream"] = {"schema": {"description": "Vectors one behind the other, as bytes."}}
     return {"description": "The answer.", "content": content}

@@ -62,9 +62,13 @@ _INPUT: Final[Schema] = {
 EMBEDDINGS: Final[dict[str, Schema]] = {
     **_MODEL,
     "input": _INPUT,
-    "encoding_format": text_of(16, "`float` or `base64`."),
+    "encoding_format": text_of(
+        16, "`float`, `base64`, or vLLM's `bytes` (their places in the header `metadata`) and `bytes_only`."
+    ),
     "padding": {"enum": [None, False, "do_not_pad"], "description": "Inputs are never padded."},
-    "embed_dtype": text_of(16, "What base64 is of: `float32` (the default), `float16` or `bfloat16` (vLLM's)."),
+    "embed_dtype": text_of(
+        16, "What bytes are of: `float32` (the default), `float16`, `bfloat16`, `fp8_e4m3`, `fp8_e5m2` (vLLM's)."
+    ),
     "endianness": text_of(16, "And in which order of bytes: `native` (little), `little` or `big`."),
     "dimensions": integer(1, 2**20, "Leading elements of the vectors, brought to length 1 again."),
     "user": text_of(2**26, "Not used."),

@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 
 from headrace.protocol import unsupported
-from headrace.protocol.binary import Binary, take_binary
+from headrace.protocol.binary import Binary, Packed, VectorForm, take_binary
 from headrace.protocol.embeddings import MAX_DIMENSIONS, truncation, values_of
 from headrace.protocol.fields import Fields
 from headrace.protocol.inputs import Input, inputs_of
@@ -54,7 +54,6 @@ class PoolingRequest:
     model: str | None
     inputs: tuple[Input, ...]
     task: PoolingTask | None
-    is_base64: bool
     binary: Binary
     is_plain: bool
     dimensions: int | None
@@ -71,11 +70,8 @@ def parse_pooling(body: bytes) -> PoolingRequest:
     fields = Fields(decode_object(body))
     model = fields.text("model", _MAX_NAME)
     inputs = inputs_of(fields)
-    form = _one_of(fields, "encoding_format", "float", "base64")
-    task = fields.text("task", 32)
-    if task is not None and task not in set(PoolingTask):
-        raise fields.wrong("task", task, f"one of {', '.join(PoolingTask)}")
-    binary = take_binary(fields)
+    task = fields.choice("task", [*PoolingTask])
+    binary = take_binary(fields, len(inputs))
     unsupported.refuse(fields, unsupported.ENCODE)
     is_plain = not fields.flag("use_activation", default=True)
     is_plain |= not fields.flag("normalize", default=True)
@@ -84,20 +80,12 @@ def parse_pooling(body: bytes) -> PoolingRequest:
         model=model,
         inputs=inputs,
         task=None if task is None else PoolingTask(task),
-        is_base64=form == "base64",
         binary=binary,
         is_plain=is_plain,
         dimensions=fields.integer("dimensions", 1, MAX_DIMENSIONS),
         truncate_tokens=truncation(fields),
         unknown=fields.unknown(),
     )
-
-
-def _one_of(fields: Fields, name: str, default: str, *others: str) -> str:
-    value = fields.text(name, 16) or default
-    if value not in (default, *others):
-        raise fields.wrong(name, value, " or ".join((default, *others)))
-    return value
 
 
 def activated(scores: Sequence[float]) -> list[float]:
@@ -115,27 +103,34 @@ def pooling_body(
     created: int,
     model: str,
     tokens: int,
-) -> bytes:
+) -> bytes | Packed:
     """Writes the answer.
 
     Args:
         results: of each input, f32 little-endian: ``width`` numbers, or as many for each of its tokens.
     """
     is_shared = task in (PoolingTask.CLASSIFY, PoolingTask.TOKEN_CLASSIFY) and not request.is_plain
+    binary = request.binary
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens, "completion_tokens": 0}
+    about = {"id": answer_id, "created": created, "model": model, "usage": usage}
+    packed: list[bytes] = []
+    shapes: list[list[int]] = []
     data = []
     for index, result in enumerate(results):
         values = values_of(result)
         rows = [values[at : at + width] for at in range(0, len(values), width)]
         if is_shared:
             rows = [activated(row) for row in rows]
-        shape = [len(rows), width] if task.is_by_token else [width]
-        shown: object = rows if task.is_by_token else rows[0]
-        if request.is_base64:
-            shown = request.binary.text_of(_packed(rows) if is_shared else result)
-        data.append({"index": index, "object": "pooling", "data": shown, "shape": shape})
-    usage = {"prompt_tokens": tokens, "total_tokens": tokens, "completion_tokens": 0}
-    body = {"id": answer_id, "object": "list", "created": created, "model": model, "data": data, "usage": usage}
-    return _encode(body)
+        shapes.append([len(rows), width] if task.is_by_token else [width])
+        if binary.form is VectorForm.FLOAT:
+            shown: object = rows if task.is_by_token else rows[0]
+        else:
+            packed.append(_packed(rows) if is_shared else result)
+            shown = binary.text_of(packed[-1]) if binary.form is VectorForm.BASE64 else None
+        data.append({"index": index, "object": "pooling", "data": shown, "shape": shapes[-1]})
+    if binary.is_packed:
+        return binary.answer(packed, shapes, about)
+    return _encode({**about, "object": "list", "data": data})
 
 
 def _packed(rows: Sequence[Sequence[float]]) -> bytes:

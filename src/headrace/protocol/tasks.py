@@ -59,9 +59,7 @@ def parse_tokens(body: bytes) -> TaskRequest:
     """
     fields, parameters = _fields(body)
     inputs = texts_of(fields, "inputs")
-    strategy = parameters.text("aggregation_strategy", 16) or "simple"
-    if strategy not in ("none", "simple"):
-        raise parameters.wrong("aggregation_strategy", strategy, "none or simple")
+    strategy = parameters.choice("aggregation_strategy", ("none", "simple"), "none or simple") or "simple"
     ignored = parameters.items("ignore_labels", 4096)
     if ignored is not None and not all(isinstance(label, str) for label in ignored):
         raise parameters.wrong("ignore_labels", ignored, "a list of labels")
@@ -97,9 +95,7 @@ def parse_text_classes(body: bytes) -> ClassifyRequest:
     """Reads a body for classes of texts; raises as ``parse_tokens``. One text is answered as a list of one."""
     fields, parameters = _fields(body)
     inputs = texts_of(fields, "inputs")
-    function = parameters.text("function_to_apply", 16)
-    if function not in (None, *_FUNCTIONS):
-        raise parameters.wrong("function_to_apply", function, "none, sigmoid or softmax")
+    function = parameters.choice("function_to_apply", _FUNCTIONS, "none, sigmoid or softmax")
     if parameters.flag("raw_scores"):
         function = "none"
     return ClassifyRequest(

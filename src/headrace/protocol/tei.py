@@ -36,7 +36,6 @@ def _embed(fields: Fields) -> EmbeddingRequest:
     return EmbeddingRequest(
         model=None,
         inputs=inputs,
-        is_base64=False,
         dimensions=fields.integer("dimensions", 1, MAX_DIMENSIONS),
         truncate_tokens=truncate_tokens,
         unknown=fields.unknown(),
@@ -53,7 +52,6 @@ def parse_embed_all(body: bytes) -> EmbeddingRequest:
     return EmbeddingRequest(
         model=None,
         inputs=inputs,
-        is_base64=False,
         dimensions=None,
         truncate_tokens=truncate_tokens,
         unknown=fields.unknown(),
@@ -82,7 +80,6 @@ def _similarity(fields: Fields) -> EmbeddingRequest:
     return EmbeddingRequest(
         model=None,
         inputs=(source, *sentences),
-        is_base64=False,
         dimensions=None,
         truncate_tokens=truncate_tokens,
         unknown=(*fields.unknown(), *inner.unknown(), *parameters.unknown()),
@@ -118,9 +115,7 @@ def parse_predict(body: bytes) -> ClassifyRequest:
 
 def truncation_of(fields: Fields) -> int | None:
     """Reads TEI's ``truncate`` and ``truncation_direction``: the tokens that are kept at most, None for no cutting."""
-    side = fields.text("truncation_direction", 16)
-    if side is not None and side.lower() != "right":
-        raise fields.wrong("truncation_direction", side, "Right")
+    fields.choice("truncation_direction", ("Right", "right"), "Right")
     return MODEL_LIMIT if fields.flag("truncate") else None
 
 

@@ -47,6 +47,7 @@ GENERATE: Final[Harmless] = {
 ENCODE: Final[Harmless] = {
     "add_special_tokens": (True,),
     "late_chunking": (False,),
+    "late_chunking_params": (),
     "padding": (False, "do_not_pad"),
     "prompt_name": ("",),
     "truncation_side": ("right",),

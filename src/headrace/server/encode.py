@@ -16,6 +16,7 @@ from headrace.base.recorder import Recorder
 from headrace.gateway.encoding import Encoding, Reader, Tokens
 from headrace.gateway.ledger import Ledger, Record
 from headrace.gateway.models import Models
+from headrace.protocol.binary import Packed
 from headrace.protocol.embeddings import EmbeddingRequest, embeddings_body, values_of
 from headrace.protocol.frames import EncodeForm, Welcome
 from headrace.protocol.inputs import Input
@@ -42,6 +43,7 @@ class _Request(Protocol):
 
 _R = TypeVar("_R", bound=_Request)
 _Ts = TypeVarTuple("_Ts")
+_Body = TypeVar("_Body", bound=bytes | Packed)
 
 
 class EncodeEndpoint(Endpoint, Generic[_R]):
@@ -71,10 +73,10 @@ class EncodeEndpoint(Endpoint, Generic[_R]):
         self._max_body_bytes = max_body_bytes
 
     @abstractmethod
-    async def _answer(self, request: _R, encoding: Encoding) -> bytes:
-        """Gives the body of the answer."""
+    async def _answer(self, request: _R, encoding: Encoding) -> bytes | Packed:
+        """Gives the body of the answer, JSON or not."""
 
-    async def _aside(self, write: Callable[[*_Ts], bytes], *args: *_Ts) -> bytes:
+    async def _aside(self, write: Callable[[*_Ts], _Body], *args: *_Ts) -> _Body:
         """Writes a body that may be large off the event loop, which others wait for."""
         return await asyncio.get_running_loop().run_in_executor(self._executor, write, *args)
 
@@ -84,7 +86,13 @@ class EncodeEndpoint(Endpoint, Generic[_R]):
         headers = self._ignored.note(request.unknown)
         encoding = Encoding(pipeline, record.model, record, self._executor)
         try:
-            await exchange.answer(200, await self._answer(request, encoding), headers)
+            answer = await self._answer(request, encoding)
+            if isinstance(answer, Packed):
+                if answer.metadata is not None:
+                    headers = [*headers, (b"metadata", answer.metadata)]
+                await exchange.answer(200, answer.body, headers, media=b"application/octet-stream")
+            else:
+                await exchange.answer(200, answer, headers)
         finally:
             encoding.close()
 
@@ -94,7 +102,7 @@ class Embeddings(EncodeEndpoint[EmbeddingRequest]):
 
     _kinds = (Kind.EMBED,)
 
-    async def _answer(self, request: EmbeddingRequest, encoding: Encoding) -> bytes:
+    async def _answer(self, request: EmbeddingRequest, encoding: Encoding) -> bytes | Packed:
         identity, record = encoding.identity, encoding.record
         if identity.labels:
             raise refused(record, "classifies and makes no vectors: use /v1/classify or /v1/rerank")
@@ -106,7 +114,7 @@ class Embeddings(EncodeEndpoint[EmbeddingRequest]):
         if request.is_tei:
             return await self._aside(embed_body, request, vectors, identity.vector_width)
 
-        def write() -> bytes:
+        def write() -> bytes | Packed:
             return embeddings_body(
                 request,
                 vectors,

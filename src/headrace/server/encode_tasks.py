@@ -14,6 +14,7 @@ from headrace.base.ids import new_id
 from headrace.gateway.encoding import Encoding, Reader, Tokens
 from headrace.gateway.models import Models
 from headrace.gateway.render import Tokenizer
+from headrace.protocol.binary import Packed
 from headrace.protocol.embeddings import values_of
 from headrace.protocol.frames import EncodeForm, Welcome
 from headrace.protocol.launch import Kind
@@ -28,7 +29,7 @@ class Pooling(EncodeEndpoint[PoolingRequest]):
 
     _kinds = (Kind.EMBED, Kind.CLASSIFY, Kind.SCORE)
 
-    async def _answer(self, request: PoolingRequest, encoding: Encoding) -> bytes:
+    async def _answer(self, request: PoolingRequest, encoding: Encoding) -> bytes | Packed:
         identity, record = encoding.identity, encoding.record
         tasks = _tasks_of(identity)
         task = request.task or tasks[0]
@@ -45,7 +46,7 @@ class Pooling(EncodeEndpoint[PoolingRequest]):
             is_normalised=task is PoolingTask.TOKEN_EMBED and not request.is_plain,
         )
 
-        def write() -> bytes:
+        def write() -> bytes | Packed:
             return pooling_body(
                 request,
                 task,

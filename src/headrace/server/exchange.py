@@ -135,12 +135,14 @@ class Exchange:
                 self._body = parts[0] if len(parts) == 1 else b"".join(parts)
                 return self._body
 
-    async def answer(self, status: int, body: bytes, headers: Headers = ()) -> None:
-        """Sends a whole JSON answer."""
+    async def answer(
+        self, status: int, body: bytes, headers: Headers = (), *, media: bytes = b"application/json"
+    ) -> None:
+        """Sends a whole answer."""
         await self._begin(
             status,
             [
-                (b"content-type", b"application/json"),
+                (b"content-type", media),
                 (b"content-length", b"%d" % len(body)),
                 (b"cache-control", b"no-store"),
                 *headers,

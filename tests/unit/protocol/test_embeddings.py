@@ -64,7 +64,7 @@ def test_inputs_come_in_many_forms(given: Any, inputs: Any) -> None:
         ({"input": [1, 1.5]}, "texts among them"),
         ({"input": {"a": 1}}, "input must be"),
         ({"input": [None]}, "input[0]"),
-        ({"input": "a", "encoding_format": "int8"}, "float or base64"),
+        ({"input": "a", "encoding_format": "int8"}, "one of float, base64"),
         ({"input": "a", "dimensions": 0}, "dimensions"),
         ({"input": "a", "dimensions": "3"}, "dimensions"),
         ({"input": "a", "truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
