@@ -107,7 +107,7 @@ def test_pooling_gives_the_embedding_where_it_is_asked_for(embedder: tuple[Serve
         ({"task": "guess"}, "task must be one of"),
         ({"embed_dtype": "int8"}, "embed_dtype"),
         ({"endianness": "middle"}, "endianness"),
-        ({"encoding_format": "bytes"}, "encoding_format"),
+        ({"encoding_format": "hex"}, "encoding_format"),
         ({"task": "embed", "normalize": False}, "length 1"),
         ({"dimensions": 65}, "dimensions is 65"),
         ({"input": ""}, "empty"),
