@@ -266,6 +266,8 @@ class Attention {
       pages.k[page % attention::kSlicePages] = pages_.k(block, item.head);
       pages.v[page % attention::kSlicePages] = pages_.v(block, item.head);
     }
+    if (part.stop % attention::kSliceTokens == 0 && part.stop < visible_to(item).stop)
+      pages.next = pages_.k(pages_.block(item.seq, part.stop / kBlockTokens), item.head);
     slice_.attend(part, seen, item.rows, pages);
   }
   void merge(const Item& item, bool is_first) {

@@ -45,9 +45,9 @@ struct Span {
   int32_t start, stop;
 };  // positions, half-open
 
-// Pages of a slice, k and v of one kv head.
+// Pages of a slice, k and v of one kv head. `next` is the k page that is read after the slice, if any.
 struct Pages {
-  const uint8_t *k[kSlicePages], *v[kSlicePages];
+  const uint8_t *k[kSlicePages], *v[kSlicePages], *next;
 };
 
 // static, not inline: translation units with different instruction sets must not share one copy.
@@ -61,7 +61,7 @@ static constexpr int64_t attention_scratch_bytes(const Limits& limits) {
   const int64_t panel =
       limits.max_head_size > attention::kBlockPositions ? limits.max_head_size : attention::kBlockPositions;
   const int64_t floats = queries * (3 * limits.max_head_size + attention::kBlockPositions) +
-                         6 * attention::round_up(queries, kLanes) + panel * attention::kPanelVectors * kLanes;
+                         5 * attention::round_up(queries, kLanes) + panel * attention::kPanelVectors * kLanes;
   return 4 * floats;
 }
 
@@ -79,9 +79,9 @@ class AttentionSlice {
   static constexpr int kPair = kIsBf16 ? 2 : 1;                 // dimensions or tokens of one unit of a page
   static constexpr int kFactors = kIsSplit ? 2 : 1;             // operands, and vectors of a panel, that a unit becomes
   static constexpr int kVector = kLanes * (kIsPaired ? 2 : 1);  // elements of Wide in a vector
-  static constexpr int32_t kBlock = attention::kBlockPositions;
-  // Queries of a register tile, one vector each: on AVX2 8 of 16 registers, beside 4 for a split pair.
-  static constexpr int kTile = Isa::kTileRows >= 8 ? 8 : 4;
+  static constexpr int32_t kBlock = attention::kBlockPositions, kBlockPages = attention::kBlockPages;
+  // Queries of a register tile: on AVX2 their sums take 12 of 16 registers, a vector, its mask and an operand the rest.
+  static constexpr int kTile = Isa::kTileRows >= 8 ? 8 : 6;
   static constexpr int kPanelColumns = kTile >= 8 ? attention::kPanelVectors : 1;
   // Vectors of a register tile beside each other: few queries alone have too few independent sums to fill the pipes.
   static constexpr int columns(int queries) { return kTile >= 8 || queries < 4 ? 2 : 1; }
@@ -98,7 +98,7 @@ class AttentionSlice {
     sum_ = take(int64_t{max_queries} * size_);
     run_ = take(int64_t{max_queries} * size_);
     const int64_t lanes = attention::round_up(max_queries, kLanes);
-    max_ = take(lanes), norm_ = take(lanes), shrink_ = take(lanes), added_ = take(lanes);
+    max_ = take(lanes), norm_ = take(lanes), shrink_ = take(lanes);
     run_max_ = take(lanes), run_norm_ = take(lanes);
   }
 
@@ -125,29 +125,19 @@ class AttentionSlice {
     for (int32_t q = 0; q < queries; ++q) max_[q] = kMinusInf, norm_[q] = 0.0f;
     for (float *to = sum_, *end = to + floats; to < end; to += kLanes) Isa::store(to, Isa::zero());
     for (int32_t start = part.start / kBlock * kBlock; start < part.stop; start += kBlock) {
-      Block block{{kBlock, 0}, {}, {}, {}};
-      int32_t first = -1, behind = 0;
-      for (int32_t row = 0; row < rows; ++row) {
-        Span& span = block.seen[row];
-        span = {seen[row].start > start ? seen[row].start - start : 0,
-                seen[row].stop - start < kBlock ? seen[row].stop - start : kBlock};
-        if (span.start >= span.stop) continue;
-        if (first < 0) first = row;
-        behind = row + 1;
-        if (span.start < block.all.start) block.all.start = span.start;
-        if (span.stop > block.all.stop) block.all.stop = span.stop;
-      }
-      if (first < 0) continue;
-      const int32_t page = start % attention::kSliceTokens / kBlockTokens;
-      for (int32_t i = block.all.start / kBlockTokens; i * kBlockTokens < block.all.stop; ++i) {
-        block.k[i] = reinterpret_cast<const Element*>(pages.k[page + i]);
-        block.v[i] = reinterpret_cast<const Element*>(pages.v[page + i]);
-      }
-      ask_for(block);
-      const int32_t query = first * group_, count = (behind - first) * group_;
+      Block block;
+      const Span met = cut(block, start, seen, rows);
+      if (met.start >= met.stop) continue;
+      point(block, start, part, pages);
+      const int32_t query = met.start * group_, count = (met.stop - met.start) * group_;
       if (count >= attention::kPanelQueries) {
+        ask_for(block.v, front(block), behind(block));
         panel_scores(block, query, count);
         weigh(block, query, count);
+        // What follows within the slice, or one page of the next.
+        const int32_t next = page_in_slice(start) + kBlockPages, end = page_in_slice(part.stop - 1) + 1;
+        if (next < end) ask_for(pages.k, next, end < next + kBlockPages ? end : next + kBlockPages);
+        else ask_for(block.v, behind(block), behind(block) + 1);
         panel_values(block, query, count);
       } else {
         each_tile(query, count, [&]<int M>(int32_t at) { scores<M>(block, at); });
@@ -206,39 +196,84 @@ class AttentionSlice {
   // Positions of a block count from its start.
   struct Block {
     Span all;                            // what any of its queries sees
+    bool is_ragged;                      // whether some see less
     Span seen[attention::kItemQueries];  // by row
-    const Element *k[attention::kBlockPages], *v[attention::kBlockPages];
+    // Its pages, and behind them the page that is read next: k of the block is followed by v, that by k of another.
+    const Element *k[kBlockPages + 1], *v[kBlockPages + 1];
   };
 
-  // Asks for the block's values while its scores are computed, so that reading them overlaps with arithmetic.
-  void ask_for(const Block& block) const {
+  static int32_t front(const Block& block) { return block.all.start / kBlockTokens; }  // its first page
+  static int32_t behind(const Block& block) { return (block.all.stop - 1) / kBlockTokens + 1; }
+  static int32_t page_in_slice(int32_t position) { return position % attention::kSliceTokens / kBlockTokens; }
+
+  // Says what the block that begins at `start` shows to whom; returns the rows that see any of it.
+  static Span cut(Block& block, int32_t start, const Span* seen, int32_t rows) {
+    block.all = {kBlock, 0};
+    Span met{0, 0};
+    for (int32_t row = 0; row < rows; ++row) {
+      Span& span = block.seen[row];
+      span = {seen[row].start > start ? seen[row].start - start : 0,
+              seen[row].stop - start < kBlock ? seen[row].stop - start : kBlock};
+      if (span.start >= span.stop) continue;
+      if (met.stop == 0) met.start = row;
+      met.stop = row + 1;
+      if (span.start < block.all.start) block.all.start = span.start;
+      if (span.stop > block.all.stop) block.all.stop = span.stop;
+    }
+    block.is_ragged = false;
+    for (int32_t row = met.start; row < met.stop; ++row)
+      block.is_ragged |= block.seen[row].start != block.all.start || block.seen[row].stop != block.all.stop;
+    return met;
+  }
+  // Finds the block's pages.
+  static void point(Block& block, int32_t start, Span part, const attention::Pages& pages) {
+    const int32_t page = page_in_slice(start), first = front(block), stop = behind(block);
+    for (int32_t i = first; i < stop; ++i) {
+      block.k[i] = reinterpret_cast<const Element*>(pages.k[page + i]);
+      block.v[i] = reinterpret_cast<const Element*>(pages.v[page + i]);
+    }
+    const uint8_t* next = start + kBlock >= part.stop ? pages.next : pages.k[page + kBlockPages];
+    block.k[stop] = block.v[first];
+    block.v[stop] = next != nullptr ? reinterpret_cast<const Element*>(next) : block.k[first];
+  }
+
+  // Asks for pages that are read after the arithmetic which follows. The processor guesses what is read next within
+  // 4 KB at most, and a page is seldom larger.
+  template <class T>
+  void ask_for(const T* const* pages, int32_t start, int32_t stop) const {
     const int64_t bytes = int64_t{kBlockTokens} * size_ * static_cast<int64_t>(sizeof(Element));
-    for (int32_t i = block.all.start / kBlockTokens; i * kBlockTokens < block.all.stop; ++i)
-      for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(reinterpret_cast<const uint8_t*>(block.v[i]) + at);
+    for (int32_t page = start; page < stop; ++page)
+      for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(reinterpret_cast<const uint8_t*>(pages[page]) + at);
+  }
+  // Asks for what stands in the next page where this one is read: C vectors.
+  template <int C>
+  [[gnu::always_inline]] static inline void ask_for_like(const Element* next) {
+    constexpr int kBytes = C * kLanes * kPair * static_cast<int>(sizeof(Element));
+    unrolled<(kBytes + 63) / 64>([&]<int i>() __attribute__((always_inline)) {
+      __builtin_prefetch(reinterpret_cast<const uint8_t*>(next) + 64 * i);
+    });
   }
 
   int32_t q_stride() const { return kIsPaired ? size_ / 2 : size_; }  // operands of a query
   int32_t q_steps() const { return size_ / kPair * kFactors; }
 
-  // Calls fn<M>(query) for tiles of M queries; two halves rather than a full tile and a lone query.
+  // Calls fn<M>(query) for tiles of M queries; two halves rather than a full tile and a few queries.
   template <typename Fn>
   [[gnu::always_inline]] static inline void each_tile(int32_t query, int32_t count, Fn fn) {
     for (const int32_t stop = query + count; query < stop;) {
       const int32_t left = stop - query;
-      const int32_t tile = left <= kTile ? left : left == kTile + 1 ? (kTile + 1) / 2 : kTile;
+      const int32_t tile = left <= kTile ? left : left < 2 * kTile ? (left + 1) / 2 : kTile;
       switch (tile) {
         case 1: fn.template operator()<1>(query); break;
         case 2: fn.template operator()<2>(query); break;
         case 3: fn.template operator()<3>(query); break;
         case 4: fn.template operator()<4>(query); break;
+        case 5: fn.template operator()<5>(query); break;
+        case 6: fn.template operator()<6>(query); break;
         default:
           if constexpr (kTile >= 8) {
-            switch (tile) {
-              case 5: fn.template operator()<5>(query); break;
-              case 6: fn.template operator()<6>(query); break;
-              case 7: fn.template operator()<7>(query); break;
-              default: fn.template operator()<8>(query);
-            }
+            if (tile == 7) fn.template operator()<7>(query);
+            else fn.template operator()<8>(query);
           }
       }
       query += tile;
@@ -247,46 +282,64 @@ class AttentionSlice {
 
   // --- products ------------------------------------------------------------------------------------------------------
 
+  // Calls fn<0>() … fn<N - 1>(): loops that index sums by constants only, or gcc keeps them in memory.
+  template <int N, class Fn>
+  [[gnu::always_inline]] static inline void unrolled(Fn fn) {
+    [&]<int... I>(std::integer_sequence<int, I...>)
+        __attribute__((always_inline)) { (fn.template operator()<I>(), ...); }(std::make_integer_sequence<int, N>{});
+  }
+  template <int N>
+  [[gnu::always_inline]] static inline void clear(F (&acc)[N]) {
+    unrolled<N>([&]<int i>() __attribute__((always_inline)) { acc[i] = Isa::zero(); });
+  }
+  // Stores acc[column][query], queries `stride` apart.
+  template <int M, int C>
+  [[gnu::always_inline]] static inline void put(const F (&acc)[C * M], float* to, int64_t stride) {
+    unrolled<C * M>([&]<int i>()
+                        __attribute__((always_inline)) { Isa::store(to + i % M * stride + i / M * kLanes, acc[i]); });
+  }
+  // acc[0 … M - 1] += a vector times each query's operand, queries `stride` apart.
+  template <int M>
+  [[gnu::always_inline]] static inline void add_vector(F* sums, F values, const float* x, int64_t stride) {
+    unrolled<M>([&]<int m>()
+                    __attribute__((always_inline)) { Isa::accumulate(sums[m], values, Isa::set1(x[m * stride])); });
+  }
+  template <int M>
+  [[gnu::always_inline]] static inline void add_pairs(F* sums, const uint16_t* w, const uint32_t* x, int64_t stride) {
+    unrolled<M>([&]<int m>() __attribute__((always_inline)) {
+      uint32_t pair;  // the memory was written as bf16
+      std::memcpy(&pair, x + m * stride, sizeof pair);
+      sums[m] = Isa::dot_bf16(sums[m], w, pair);
+    });
+  }
+  template <int M>
+  [[gnu::always_inline]] static inline void add_wide(F* sums, const Wide* w, const Factor* x, int64_t stride) {
+    if constexpr (kIsPaired) add_pairs<M>(sums, w, x, stride);
+    else add_vector<M>(sums, Isa::load(w), x, stride);
+  }
   // acc[column][query] += a vector of units at w times each query's operands, queries `stride` apart.
   template <int M, int C>
   [[gnu::always_inline]] static inline void add_unit(F (&acc)[C * M], const Element* w, const Factor* x,
                                                      int64_t stride) {
-#pragma GCC unroll 2
-    for (int c = 0; c < C; ++c, w += kLanes * kPair) {
-      F* sums = acc + c * M;
+    unrolled<C>([&]<int c>() __attribute__((always_inline)) {
+      const Element* column = w + c * kLanes * kPair;
       // The operands are loaded anew for each column: kept, they would push sums out of the registers.
       if (c > 0) asm("" : "+r"(x));
       if constexpr (kIsSplit) {
-        const F even = Isa::even_bf16(w);
-        for (int m = 0; m < M; ++m) sums[m] = Isa::fma(even, Isa::set1(x[m * stride]), sums[m]);
-        const F odd = Isa::odd_bf16(w);
-        for (int m = 0; m < M; ++m) sums[m] = Isa::fma(odd, Isa::set1(x[m * stride + 1]), sums[m]);
+        add_vector<M>(acc + c * M, Isa::even_bf16(column), x, stride);
+        add_vector<M>(acc + c * M, Isa::odd_bf16(column), x + 1, stride);
       } else {
-        add_vector<M>(sums, w, x, stride);
+        add_wide<M>(acc + c * M, column, x, stride);
       }
-    }
-  }
-  // The same of a vector whose numbers are used as they are.
-  template <int M>
-  [[gnu::always_inline]] static inline void add_vector(F* sums, const Wide* w, const Factor* x, int64_t stride) {
-    if constexpr (kIsPaired) {
-      for (int m = 0; m < M; ++m) {
-        uint32_t pair;  // the memory was written as bf16
-        std::memcpy(&pair, x + m * stride, sizeof pair);
-        sums[m] = Isa::dot_bf16(sums[m], w, pair);
-      }
-    } else {
-      const F values = Isa::load(w);
-      for (int m = 0; m < M; ++m) sums[m] = Isa::fma(values, Isa::set1(x[m * stride]), sums[m]);
-    }
+    });
   }
   // acc += `steps` vectors of a panel of C columns.
   template <int M, int C>
   [[gnu::always_inline]] static inline void add_panel(F (&acc)[C * M], const Wide* w, int32_t steps, const Factor* x,
                                                       int64_t stride) {
-    for (int32_t step = 0; step < steps; ++step, ++x)
-#pragma GCC unroll 2
-      for (int c = 0; c < C; ++c, w += kVector) add_vector<M>(acc + c * M, w, x, stride);
+    for (int32_t step = 0; step < steps; ++step, ++x, w += C * kVector)
+      unrolled<C>([&]<int c>()
+                      __attribute__((always_inline)) { add_wide<M>(acc + c * M, w + c * kVector, x, stride); });
   }
 
   // Widens `units` units of kPanelColumns columns, `stride` elements apart, to a panel; gives its end.
@@ -319,11 +372,9 @@ class AttentionSlice {
   template <int M>
   [[gnu::noinline]] void panel_score(int32_t query, int32_t at) {
     F acc[kPanelColumns * M];
-    for (F& sum : acc) sum = Isa::zero();
+    clear(acc);
     add_panel<M, kPanelColumns>(acc, panel_, q_steps(), q_ + int64_t{query} * q_stride(), q_stride());
-    float* to = scores_ + int64_t{query} * kBlock + at;
-    for (int c = 0; c < kPanelColumns; ++c)
-      for (int m = 0; m < M; ++m) Isa::store(to + m * kBlock + c * kLanes, acc[c * M + m]);
+    put<M, kPanelColumns>(acc, scores_ + int64_t{query} * kBlock + at, kBlock);
   }
 
   template <int M>
@@ -334,13 +385,14 @@ class AttentionSlice {
     constexpr int32_t kWidth = kColumns * kLanes;
     for (int32_t at = block.all.start / kWidth * kWidth; at < block.all.stop; at += kWidth) {
       F acc[kColumns * M];
-      for (F& sum : acc) sum = Isa::zero();
-      const Element* w = block.k[at / kBlockTokens] + at % kBlockTokens * kPair;
-      for (int32_t unit = 0; unit < units; ++unit, w += kBlockTokens * kPair)
+      clear(acc);
+      const int32_t page = at / kBlockTokens, column = at % kBlockTokens * kPair;
+      const Element *w = block.k[page] + column, *next = block.k[page + 1] + column;
+      for (int32_t unit = 0; unit < units; ++unit, w += kBlockTokens * kPair, next += kBlockTokens * kPair) {
+        ask_for_like<kColumns>(next);
         add_unit<M, kColumns>(acc, w, q + unit * kFactors, stride);
-      float* to = scores_ + int64_t{query} * kBlock + at;
-      for (int c = 0; c < kColumns; ++c)
-        for (int m = 0; m < M; ++m) Isa::store(to + m * kBlock + c * kLanes, acc[c * M + m]);
+      }
+      put<M, kColumns>(acc, scores_ + int64_t{query} * kBlock + at, kBlock);
     }
   }
 
@@ -353,26 +405,44 @@ class AttentionSlice {
     const int32_t from = span.start > at ? span.start - at : 0, to = span.stop - at < kLanes ? span.stop - at : kLanes;
     value = Isa::blend(((1u << to) - 1u) & (~0u << from), Isa::set1(other), value);
   }
+  // Sixteen queries at a time: all largest scores first, so that exponentials need not wait for one.
   void weigh(const Block& block, int32_t first, int32_t count) {
-    for (int32_t query = first; query < first + count; ++query) {
-      const Span span = block.seen[query / group_];
-      if (cap_ > 0.0f) weigh_one<true>(query, span);
-      else weigh_one<false>(query, span);
-    }
-    // Old sums shrink by e^(old maximum - new maximum): 1 when it stays, nothing is there on a slice's first block.
     for (int32_t at = first; at < first + count; at += kLanes) {
       const int32_t n = first + count - at < kLanes ? first + count - at : kLanes;
-      const F shrink = Math<Isa>::exp_weight(Isa::load_n(shrink_ + at, n));
-      Isa::store_n(shrink_ + at, shrink, n);
-      Isa::store_n(norm_ + at, Isa::fma(Isa::load_n(norm_ + at, n), shrink, Isa::load_n(added_ + at, n)), n);
+      if (cap_ > 0.0f) weigh_some<true>(block, at, n);
+      else weigh_some<false>(block, at, n);
     }
   }
   template <bool kIsCapped>
-  [[gnu::always_inline]] inline void weigh_one(int32_t query, Span span) {
-    float* s = scores_ + int64_t{query} * kBlock;
-    const int32_t start = span.start / kLanes * kLanes;
+  [[gnu::noinline]] void weigh_some(const Block& block, int32_t query, int32_t count) {
+    float highest[kLanes] = {}, shift[kLanes], added[kLanes] = {};
+    const auto each = [&](auto fn) __attribute__((always_inline)) {
+      float* s = scores_ + int64_t{query} * kBlock;
+      constexpr Span kWhole{0, kBlock};
+      const bool is_whole = !block.is_ragged && block.all.start == 0 && block.all.stop == kBlock;
+      for (int32_t q = 0; q < count; ++q, s += kBlock)
+        if (is_whole) fn(q, s, kWhole);
+        else fn(q, s, block.seen[(query + q) / group_]);
+    };
+    each([&](int32_t q, float* s, Span span)
+             __attribute__((always_inline)) { highest[q] = largest<kIsCapped>(s, span); });
+    const float scale = kIsCapped ? 1.0f : scale_;
+    const F high = Isa::mul(Isa::load(highest), Isa::set1(scale)), old = Isa::load_n(max_ + query, count);
+    const F now = Isa::select(high, old, high, old);
+    Isa::store(shift, Isa::sub(Isa::zero(), now));
+    each([&](int32_t q, float* s, Span span)
+             __attribute__((always_inline)) { added[q] = weights_of(s, span, scale, shift[q]); });
+    // Old sums shrink by e^(old maximum - new maximum): 1 when it stays, nothing is there on a slice's first block.
+    const F shrink = Math<Isa>::exp_weight(Isa::sub(old, now));
+    Isa::store_n(max_ + query, now, count);
+    Isa::store_n(shrink_ + query, shrink, count);
+    Isa::store_n(norm_ + query, Isa::fma(Isa::load_n(norm_ + query, count), shrink, Isa::load(added)), count);
+  }
+  // The largest of a query's scores, which are capped first if they are to be.
+  template <bool kIsCapped>
+  [[gnu::always_inline]] inline float largest(float* s, Span span) const {
     F top = Isa::set1(kMinusInf);
-    for (int32_t at = start; at < span.stop; at += kLanes) {
+    for (int32_t at = span.start / kLanes * kLanes; at < span.stop; at += kLanes) {
       F value = Isa::load(s + at);
       if (kIsCapped) {
         value = Math<Isa>::soft_cap(Isa::mul(value, Isa::set1(scale_)), cap_);
@@ -381,22 +451,20 @@ class AttentionSlice {
       hide(value, span, at, kMinusInf);
       top = Isa::max(top, value);
     }
-    const float scale = kIsCapped ? 1.0f : scale_;
-    const float highest = Isa::reduce_max(top) * scale, old = max_[query];
-    const float now = highest > old ? highest : old;
-    max_[query] = now;
-    shrink_[query] = old - now;
-    const F factor = Isa::set1(scale), shift = Isa::set1(-now);
+    return Isa::reduce_max(top);
+  }
+  // Makes weights e^(s · scale + shift) of a query's scores; returns their sum.
+  [[gnu::always_inline]] static inline float weights_of(float* s, Span span, float scale, float shift) {
     F sum = Isa::zero();
-    for (int32_t at = start; at < span.stop; at += kLanes) {
-      F p = Math<Isa>::exp_weight(Isa::fma(Isa::load(s + at), factor, shift));
+    for (int32_t at = span.start / kLanes * kLanes; at < span.stop; at += kLanes) {
+      F p = Math<Isa>::exp_weight(Isa::fma(Isa::load(s + at), Isa::set1(scale), Isa::set1(shift)));
       hide(p, span, at, 0.0f);
       sum = Isa::add(sum, p);
       if constexpr (kIsPaired)
         Isa::store_bf16(reinterpret_cast<uint16_t*>(s) + at, p);  // behind what is yet to be read
       else Isa::store(s + at, kIsSplit ? Isa::round_bf16(p) : p);
     }
-    added_[query] = Isa::reduce_add(sum);
+    return Isa::reduce_add(sum);
   }
 
   // --- sum_ = sum_ · shrink + Σ over the visible positions of p · v
@@ -408,9 +476,8 @@ class AttentionSlice {
     const Block& block;
     int32_t d;
 
-    const Element* unit(int32_t at) const {
-      return block.v[at / kBlockTokens] + (int64_t{at % kBlockTokens / kPair} * slice.size_ + d) * kPair;
-    }
+    int64_t offset(int32_t at) const { return (int64_t{at % kBlockTokens / kPair} * slice.size_ + d) * kPair; }
+    const Element* unit(int32_t at) const { return block.v[at / kBlockTokens] + offset(at); }
     template <int M, int C>
     [[gnu::always_inline]] inline void add(F (&acc)[C * M], Span tokens, const Factor* p) const {
       const int64_t stride = int64_t{slice.size_} * kPair;
@@ -421,9 +488,13 @@ class AttentionSlice {
           ++at;
           continue;
         }
-        const int32_t page_stop = (at / kBlockTokens + 1) * kBlockTokens;
+        const int32_t page = at / kBlockTokens, page_stop = (page + 1) * kBlockTokens;
         const int32_t stop = page_stop < tokens.stop ? page_stop : tokens.stop / kPair * kPair;
-        for (; at < stop; at += kPair, v += stride) add_unit<M, C>(acc, v, p + at / kPair * kFactors, kBlock);
+        const Element* next = block.v[page + 1] + offset(at);
+        for (; at < stop; at += kPair, v += stride, next += stride) {
+          ask_for_like<C>(next);
+          add_unit<M, C>(acc, v, p + at / kPair * kFactors, kBlock);
+        }
       }
     }
   };
@@ -466,7 +537,7 @@ class AttentionSlice {
       } else if constexpr (kIsPaired) {
         uint16_t pairs[kLanes * kPair];  // the other token's half replaced by zeros: it is never multiplied
         for (int i = 0; i < kLanes * kPair; ++i) pairs[i] = i % 2 == at % 2 ? v[i] : uint16_t{0};
-        add_vector<M>(acc + c * M, pairs, p + at / kPair, kBlock);
+        add_pairs<M>(acc + c * M, pairs, p + at / kPair, kBlock);
       }
     }
   }
@@ -496,9 +567,9 @@ class AttentionSlice {
   template <int M, int C, class From>
   [[gnu::noinline]] void tile_values(const Block& block, int32_t query, int32_t d, const From& from) {
     // What all queries of the tile see; what only some see is added to each alone, before and behind.
-    Span same = block.seen[query / group_];
+    Span same = block.is_ragged ? block.seen[query / group_] : block.all;
     bool is_ragged = false;
-    for (int m = 1; m < M; ++m) {
+    for (int m = 1; m < M && block.is_ragged; ++m) {
       const Span span = block.seen[(query + m) / group_];
       is_ragged |= span.start != same.start || span.stop != same.stop;
       if (span.start > same.start) same.start = span.start;
@@ -520,12 +591,11 @@ class AttentionSlice {
     }
     float* sums = sum_ + int64_t{query} * size_ + d;
     F acc[C * M];
-    for (int c = 0; c < C; ++c)
-      for (int m = 0; m < M; ++m)
-        acc[c * M + m] = Isa::mul(Isa::load(sums + int64_t{m} * size_ + c * kLanes), Isa::set1(shrink[m]));
+    unrolled<C * M>([&]<int i>() __attribute__((always_inline)) {
+      acc[i] = Isa::mul(Isa::load(sums + int64_t{i % M} * size_ + i / M * kLanes), Isa::set1(shrink[i % M]));
+    });
     from.template add<M, C>(acc, same, weights(query));
-    for (int c = 0; c < C; ++c)
-      for (int m = 0; m < M; ++m) Isa::store(sums + int64_t{m} * size_ + c * kLanes, acc[c * M + m]);
+    put<M, C>(acc, sums, size_);
     if (M > 1 && is_ragged)
       for (int m = 0; m < M; ++m) {
         const Span span = block.seen[(query + m) / group_];
@@ -537,9 +607,11 @@ class AttentionSlice {
   [[gnu::noinline]] void add_alone(int32_t query, int32_t d, const From& from, Span tokens, float shrink) {
     float* sums = sum_ + int64_t{query} * size_ + d;
     F acc[C];
-    for (int c = 0; c < C; ++c) acc[c] = Isa::mul(Isa::load(sums + c * kLanes), Isa::set1(shrink));
+    unrolled<C>([&]<int c>() __attribute__((always_inline)) {
+      acc[c] = Isa::mul(Isa::load(sums + c * kLanes), Isa::set1(shrink));
+    });
     from.template add<1, C>(acc, tokens, weights(query));
-    for (int c = 0; c < C; ++c) Isa::store(sums + c * kLanes, acc[c]);
+    put<1, C>(acc, sums, size_);
   }
 
   const Factor* weights(int32_t query) const {
@@ -555,7 +627,7 @@ class AttentionSlice {
   float* sum_;                  // [queries, D] of the slice
   float* run_;                  // [queries, D] of the slices so far
   float *max_, *norm_;          // [queries] of the slice
-  float *shrink_, *added_;      // [queries] of the block: change of the maximum, then its e^; sum of weights
+  float* shrink_;               // [queries] of the block: e^(change of the maximum)
   float *run_max_, *run_norm_;  // [queries] of the slices so far
 };
 

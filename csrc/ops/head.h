@@ -24,7 +24,6 @@
 #include "ops/product.h"
 #include "ops/prologue.h"
 #include "ops/sample.h"
-#include "ops/sweep.h"
 
 namespace headrace {
 
