@@ -161,7 +161,11 @@ async def test_a_body_of_many_tiny_chunks_is_read_whole(make_house: Any) -> None
         pytest.param("GET /livez HTTP/1.1\r\nhost: localhost\r\nx-a: " + "b" * 20_000 + "\r\n\r\n", id="long header"),
         pytest.param("GET /livez HTTP/1.1\r\nhost: localhost\r\nx-a: " + "b" * 20_000, id="endless header"),
         pytest.param("GET /" + "b" * 20_000 + " HTTP/1.1\r\nhost: localhost\r\n\r\n", id="long path"),
-        pytest.param("GET http://evil/livez HTTP/1.1\r\nhost: localhost\r\n\r\n", id="absolute target"),
+        pytest.param("GET ftp://localhost/livez HTTP/1.1\r\nhost: localhost\r\n\r\n", id="target of another scheme"),
+        pytest.param("GET http://localhost/livez HTTP/1.1\r\n\r\n", id="absolute target and no host"),
+        pytest.param(
+            "GET http://localhost/ HTTP/1.1\r\nhost: a\r\nhost: b\r\n\r\n", id="absolute target and two hosts"
+        ),
     ],
 )
 async def test_malformed_requests_are_400_with_our_body(make_house: Any, request_text: str) -> None:
@@ -361,6 +365,59 @@ async def test_a_connection_serves_one_request_after_another(make_house: Any) ->
     answer = await raw(house, request + request + last)
 
     assert answer.count(b"HTTP/1.1 200 OK") == 3
+
+
+@pytest.mark.parametrize(
+    ("target", "host", "status"),
+    [
+        pytest.param("http://localhost/v1/models", "localhost", 200, id="path"),
+        pytest.param("HTTP://127.0.0.1:8000/livez?x=1", "evil.example", 200, id="the target's host counts"),
+        pytest.param("http://evil.example/livez", "localhost", 403, id="of another host"),
+        pytest.param("http://localhost?x=1", "localhost", 405, id="no path, which is /"),
+    ],
+)
+async def test_a_target_may_be_a_whole_address(make_house: Any, target: str, host: str, status: int) -> None:
+    house = await make_house()
+
+    answer = await raw(house, f"GET {target} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n".encode())
+
+    assert status_of(answer) == status
+
+
+async def test_a_stream_to_an_http_1_0_client_has_no_chunks_and_ends_with_the_connection(make_house: Any) -> None:
+    house = await make_house()
+    body = json.dumps({**CHAT, "stream": True, "max_tokens": 6}).encode()
+    head = f"POST {CHAT_PATH} HTTP/1.%d\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    rest = b"connection: close\r\ncontent-length: %d\r\n\r\n" % len(body) + body
+
+    old, new = [await raw(house, (head % minor).encode() + rest) for minor in (0, 1)]
+
+    old_head, _, old_body = old.partition(b"\r\n\r\n")
+    frames = old_body.split(b"\n\n")
+    assert b"transfer-encoding" not in old_head.lower()
+    assert b"Transfer-Encoding: chunked" in new.partition(b"\r\n\r\n")[0]
+    assert frames[-2:] == [b"data: [DONE]", b""]
+    assert all(frame.startswith(b"data: ") for frame in frames[:-1])
+    assert len(frames) == new.count(b"data: ") + 1
+
+
+async def test_what_is_no_http_behind_a_refused_body_gets_no_second_answer(make_house: Any) -> None:
+    house = await make_house(max_body_bytes=1000)
+    reader, writer = await asyncio.open_connection("127.0.0.1", house.port)
+
+    writer.write(
+        f"POST {CHAT_PATH} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+        "transfer-encoding: chunked\r\n\r\n3e9\r\n".encode()
+    )
+    writer.write(b" " * 1001 + b"\r\n")
+    answer = await reader.readuntil(b"}}")
+    writer.write(b"no size\r\n")
+    async with asyncio.timeout(20):
+        answer += await reader.read()
+    writer.close()
+
+    assert answer.count(b"HTTP/1.1 ") == 1
+    assert status_of(answer) == 413
 
 
 async def test_an_upgrade_is_answered_as_a_plain_request(make_house: Any) -> None:

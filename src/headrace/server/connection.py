@@ -29,6 +29,8 @@ SLOW_CLIENT: Final = "slow_client"
 SCOPE_KEY: Final = "headrace.connection"
 _CONTINUE: Final = b"HTTP/1.1 100 "
 _NAME_START: Final = re.compile(rb"(?<=\n)[a-z0-9-]+(?=:)")
+_CHUNKED: Final = b"transfer-encoding: chunked\r\n"
+_ABSOLUTE: Final = re.compile(rb"https?://(?P<host>[^/?#@]+)(?P<path>(?:[/?].*)?)", re.IGNORECASE)
 
 
 @dataclass(slots=True)
@@ -167,8 +169,7 @@ class Connection(HttpToolsProtocol):
         self._stop_header_timer()
         if sum(len(name) + len(value) for name, value in self.headers) > MAX_HEADER_BYTES:
             self._raise(_headers_too_large())
-        if not self.url.startswith(b"/") and self.url != b"*":
-            self._raise(RequestError("the request target must be a path", code="bad_request"))
+        self._take_target()
         super().on_headers_complete()
         if self.cycle is not None:
             self.cycle.transport = _HeadCase(self.cycle)  # type: ignore[assignment]  # it has what a cycle uses
@@ -184,12 +185,24 @@ class Connection(HttpToolsProtocol):
     def _unsupported_upgrade_warning(self) -> None:
         """Answers an upgrade as the plain request that it also is, without a word in the log."""
 
+    def _take_target(self) -> None:
+        """Makes a path of the request's target; of ``http://host/path`` the host counts, not the header (RFC 9112)."""
+        whole = _ABSOLUTE.fullmatch(self.url)
+        if whole is not None:
+            self.headers[:] = [(name, whole["host"] if name == b"host" else value) for name, value in self.headers]
+            self.url = whole["path"] if whole["path"].startswith(b"/") else b"/" + whole["path"]
+        elif not self.url.startswith(b"/") and self.url != b"*":
+            self._raise(RequestError("the request target must be a path", code="bad_request"))
+
     def _raise(self, fault: HeadraceError) -> None:
         self._fault = fault
         raise fault
 
     def _refuse(self, error: HeadraceError) -> None:
-        """Writes an error answer and closes."""
+        """Writes an error answer and closes; a request that has its answer, or a part of it, gets no second one."""
+        if self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete:
+            self.transport.close()
+            return
         request_id = new_request_id()
         body = error_body(error, request_id)
         head = (
@@ -230,7 +243,35 @@ class _HeadCase:
         """Sends the head; what follows goes to the transport itself."""
         if not data.startswith(_CONTINUE):
             self._cycle.transport = self._transport
+            if _CHUNKED in data and self._cycle.scope["http_version"] == "1.0":
+                data = data.replace(_CHUNKED, b"")
+                self._cycle.transport = _Unchunked(self._transport)  # type: ignore[assignment]  # as above
         self._transport.write(_NAME_START.sub(lambda name: name[0].title(), data))
+
+    def is_closing(self) -> bool:
+        """Whether the connection is closed or about to be."""
+        return self._transport.is_closing()
+
+    def close(self) -> None:
+        """Closes the connection."""
+        self._transport.close()
+
+
+class _Unchunked:
+    """The transport of a body that goes to an HTTP/1.0 client, as many proxies are: it ends with the connection.
+
+    Such a client knows no chunks, and uvicorn writes them to all. One write of a cycle is at most one chunk, and the
+    empty one that ends the body after it.
+    """
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+
+    def write(self, data: bytes) -> None:
+        """Sends a chunk's own bytes."""
+        size, _, rest = data.partition(b"\r\n")
+        if size:
+            self._transport.write(rest[: int(size, 16)])
 
     def is_closing(self) -> bool:
         """Whether the connection is closed or about to be."""
