@@ -111,6 +111,20 @@ struct Isa {
     sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0b01001110));
     return _mm_cvtsi128_si32(_mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0b10110001)));
   }
+  static int32_t narrow_wide(F a, F b, int16_t* to) {
+    const __m256i words_a = wide_words(a), words_b = wide_words(b), ones = _mm256_set1_epi16(1);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), words_a);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to) + 1, words_b);
+    const __m256i pairs = _mm256_add_epi32(_mm256_madd_epi16(words_a, ones), _mm256_madd_epi16(words_b, ones));
+    __m128i sum = _mm_add_epi32(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256(pairs, 1));
+    sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0b01001110));
+    return _mm_cvtsi128_si32(_mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0b10110001)));
+  }
+  static __m256i wide_words(F a) {  // int16, each four as 0 2 1 3
+    const __m256i packed = _mm256_packs_epi32(_mm256_cvtps_epi32(a.low), _mm256_cvtps_epi32(a.high));
+    const __m256i words = _mm256_permute4x64_epi64(packed, 0b11011000);
+    return _mm256_shufflehi_epi16(_mm256_shufflelo_epi16(words, 0b11011000), 0b11011000);
+  }
   static F to_float(I a) { return {_mm256_cvtepi32_ps(a.low), _mm256_cvtepi32_ps(a.high)}; }
   static uint32_t greater(F a, F b) {
     const int low = _mm256_movemask_ps(_mm256_cmp_ps(a.low, b.low, _CMP_GT_OQ));
@@ -178,27 +192,37 @@ struct Isa {
     return _mm256_set1_epi32(value);
   }
 
+  static __m256i pair(const int16_t* p) {  // two int16 in every lane
+    int32_t value;
+    __builtin_memcpy(&value, p, sizeof value);
+    return _mm256_set1_epi32(value);
+  }
+
   // The sums exist now: without it gcc 12 keeps all products of a group and adds them at its end, from the stack.
   [[gnu::always_inline]] static void here(__m256i& low, __m256i& high) { asm("" : "+x"(low), "+x"(high)); }
 
-  // |w| · sign(a, w): at most 128·127·2 in 16 bits, never saturated, and exact for w = −128 too.
+  // Bytes of 16-bit pairs: the products of two int8 fill 16 bits, so that each must be widened anyhow, and vpmaddwd
+  // does it with the addition of pairs. Rows may then have 16 bits: 32 · 255 · 32385 < 2^29.
   template <int M>
-  [[gnu::always_inline]] static void group_q8(const uint8_t* w, const int8_t* a, int64_t stride, const int32_t*,
+  [[gnu::always_inline]] static void group_q8(const uint8_t* w, const int16_t* a, int64_t stride, const int32_t* sums,
                                               I (&out)[M]) {
-    const __m256i ones = _mm256_set1_epi16(1), offset = _mm256_set1_epi8(-128);
-    for (int m = 0; m < M; ++m) out[m] = {_mm256_setzero_si256(), _mm256_setzero_si256()};
+    const __m256i mask = _mm256_set1_epi16(0xff);
+    for (int m = 0; m < M; ++m) {
+      const __m256i offset = _mm256_set1_epi32(-128 * sums[m]);
+      out[m] = {offset, offset};
+    }
 #pragma GCC unroll 8
     for (int j = 0; j < 8; ++j) {
-      const __m256i low = _mm256_xor_si256(bytes(w + j * 64), offset);
-      const __m256i high = _mm256_xor_si256(bytes(w + j * 64 + 32), offset);
-      const __m256i low_size = _mm256_abs_epi8(low), high_size = _mm256_abs_epi8(high);
+      const __m256i low = bytes(w + j * 64), high = bytes(w + j * 64 + 32);
+      const __m256i low_even = _mm256_and_si256(low, mask), high_even = _mm256_and_si256(high, mask);
+      const __m256i low_odd = _mm256_srli_epi16(low, 8), high_odd = _mm256_srli_epi16(high, 8);
 #pragma GCC unroll 4
       for (int m = 0; m < M; ++m) {
-        const __m256i x = word(a + m * stride + j * 4);
-        const __m256i low_pairs = _mm256_maddubs_epi16(low_size, _mm256_sign_epi8(x, low));
-        const __m256i high_pairs = _mm256_maddubs_epi16(high_size, _mm256_sign_epi8(x, high));
-        out[m].low = _mm256_add_epi32(out[m].low, _mm256_madd_epi16(low_pairs, ones));
-        out[m].high = _mm256_add_epi32(out[m].high, _mm256_madd_epi16(high_pairs, ones));
+        const __m256i even = pair(a + m * stride + j * 4), odd = pair(a + m * stride + j * 4 + 2);
+        out[m].low = _mm256_add_epi32(out[m].low, _mm256_madd_epi16(low_even, even));
+        out[m].high = _mm256_add_epi32(out[m].high, _mm256_madd_epi16(high_even, even));
+        out[m].low = _mm256_add_epi32(out[m].low, _mm256_madd_epi16(low_odd, odd));
+        out[m].high = _mm256_add_epi32(out[m].high, _mm256_madd_epi16(high_odd, odd));
         here(out[m].low, out[m].high);
       }
     }
@@ -240,33 +264,29 @@ struct Isa {
         _mm256_storeu_si256(out + 2, _mm256_and_si256(_mm256_srli_epi16(both, 4), mask));
       }
   }
-  // Weights of one group and their sizes, [8] times q [16][4], |q| [16][4].
+  // Weights of one group as int16, [8] times even [16][2], odd [16][2] of four inputs.
   static void unpack_q8(const uint8_t* w, uint8_t* to) {
     const __m256i offset = _mm256_set1_epi8(-128);
     for (int j = 0; j < 8; ++j)
       for (int half = 0; half < 2; ++half) {
         const __m256i q = _mm256_xor_si256(bytes(w + j * 64 + half * 32), offset);
         auto* out = reinterpret_cast<__m256i*>(to + j * 128 + half * 32);
-        _mm256_storeu_si256(out, q);
-        _mm256_storeu_si256(out + 2, _mm256_abs_epi8(q));
+        _mm256_storeu_si256(out, _mm256_srai_epi16(_mm256_slli_epi16(q, 8), 8));
+        _mm256_storeu_si256(out + 2, _mm256_srai_epi16(q, 8));
       }
   }
   // As group_q8, from unpacked weights and for rows at `a`.
   template <int M>
-  [[gnu::always_inline]] static void group_s8(const uint8_t* w, const int8_t* const (&a)[M], I (&out)[M]) {
-    const __m256i ones = _mm256_set1_epi16(1);
+  [[gnu::always_inline]] static void group_s16(const uint8_t* w, const int16_t* const (&a)[M], I (&out)[M]) {
     for (int m = 0; m < M; ++m) out[m] = {_mm256_setzero_si256(), _mm256_setzero_si256()};
-#pragma GCC unroll 8
-    for (int j = 0; j < 8; ++j) {
-      const __m256i low = bytes(w + j * 128), high = bytes(w + j * 128 + 32);
-      const __m256i low_size = bytes(w + j * 128 + 64), high_size = bytes(w + j * 128 + 96);
+#pragma GCC unroll 16
+    for (int j = 0; j < 16; ++j) {
+      const __m256i low = bytes(w + j * 64), high = bytes(w + j * 64 + 32);
 #pragma GCC unroll 4
       for (int m = 0; m < M; ++m) {
-        const __m256i x = word(a[m] + j * 4);
-        const __m256i low_pairs = _mm256_maddubs_epi16(low_size, _mm256_sign_epi8(x, low));
-        const __m256i high_pairs = _mm256_maddubs_epi16(high_size, _mm256_sign_epi8(x, high));
-        out[m].low = _mm256_add_epi32(out[m].low, _mm256_madd_epi16(low_pairs, ones));
-        out[m].high = _mm256_add_epi32(out[m].high, _mm256_madd_epi16(high_pairs, ones));
+        const __m256i x = pair(a[m] + j * 2);
+        out[m].low = _mm256_add_epi32(out[m].low, _mm256_madd_epi16(low, x));
+        out[m].high = _mm256_add_epi32(out[m].high, _mm256_madd_epi16(high, x));
         here(out[m].low, out[m].high);
       }
     }

@@ -132,6 +132,18 @@ struct Isa {
     }
     return sum;
   }
+  // The same for whole numbers of −32385 … 32385 as int16, each four of them as 0 2 1 3: a byte and the next but one
+  // are the halves of a lane of 32 bits, which two operations take apart.
+  static int32_t narrow_wide(F a, F b, int16_t* to) {
+    int32_t sum = 0;
+    for (int l = 0; l < 2 * kLanes; ++l) {
+      const auto value = static_cast<int32_t>(l < kLanes ? a.v[l] : b.v[l - kLanes]);
+      to[wide_place(l)] = static_cast<int16_t>(value);
+      sum += value;
+    }
+    return sum;
+  }
+  static int wide_place(int i) { return i / 4 * 4 + (i % 4 == 1 ? 2 : i % 4 == 2 ? 1 : i % 4); }
   static F to_float(I a) {
     return map([&](int l) { return static_cast<float>(a.v[l]); });
   }
@@ -177,6 +189,16 @@ struct Isa {
         int32_t acc = 0;
         for (int j = 0; j < 8; ++j)
           for (int i = 0; i < 4; ++i) acc += int32_t{w[j * 64 + l * 4 + i]} * a[m * stride + j * 4 + i];
+        out[m].v[l] = acc - 128 * sums[m];
+      }
+  }
+  // The same with rows of 16 bits, as narrow_wide leaves them: sums below 2^29.
+  template <int M>
+  static void group_q8(const uint8_t* w, const int16_t* a, int64_t stride, const int32_t* sums, I (&out)[M]) {
+    for (int m = 0; m < M; ++m)
+      for (int l = 0; l < kLanes; ++l) {
+        int32_t acc = 0;
+        for (int i = 0; i < kGroup; ++i) acc += int32_t{w[i / 4 * 64 + l * 4 + i % 4]} * a[m * stride + wide_place(i)];
         out[m].v[l] = acc - 128 * sums[m];
       }
   }

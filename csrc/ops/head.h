@@ -24,6 +24,7 @@
 #include "ops/product.h"
 #include "ops/prologue.h"
 #include "ops/sample.h"
+#include "ops/sweep.h"
 
 namespace headrace {
 

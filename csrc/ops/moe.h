@@ -15,6 +15,7 @@
 #include "ops/math.h"
 #include "ops/product.h"
 #include "ops/prologue.h"
+#include "ops/sweep.h"
 
 namespace headrace {
 

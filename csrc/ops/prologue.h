@@ -10,6 +10,7 @@
 #include "core/step.h"
 #include "isa/scalar.h"
 #include "ops/product.h"
+#include "ops/sweep.h"
 
 namespace headrace {
 
@@ -146,6 +147,34 @@ inline bool quantise_group(typename Isa::F low, typename Isa::F high, float amax
   return true;
 }
 
+// The same for rows that are wide: 32 whole numbers of 16 bits, of both terms where a second is wanted.
+template <class Isa>
+inline void quantise_wide(typename Isa::F low, typename Isa::F high, float amax, int16_t* q, float* scale, int32_t* sum,
+                          bool wants_second) {
+  using F = typename Isa::F;
+  const F zero = Isa::zero();
+  const bool is_poisoned = Isa::has_nan(Isa::fma(high, zero, Isa::mul(low, zero)));
+  const float inverse = 127.0f / amax;
+  if (is_poisoned || !std::isfinite(inverse)) {
+    for (int i = 0; i < kGroup; ++i) q[i] = 0;
+    *scale = is_poisoned ? std::numeric_limits<float>::quiet_NaN() : amax / 127.0f;
+    *sum = 0;
+    return;
+  }
+  const F factor = Isa::set1(inverse);
+  const F x0 = Isa::mul(low, factor), x1 = Isa::mul(high, factor);
+  F q0 = Isa::round(x0), q1 = Isa::round(x1);
+  *scale = amax / 127.0f;
+  if (wants_second) {
+    // At most 254 · 127 + 127 = 32385, exact in f32 as is the sum of 32 of them.
+    const F steps = Isa::set1(kSecondSteps);
+    q0 = Isa::fma(q0, steps, Isa::round(Isa::mul(Isa::sub(x0, q0), steps)));
+    q1 = Isa::fma(q1, steps, Isa::round(Isa::mul(Isa::sub(x1, q1), steps)));
+    *scale /= kSecondSteps;
+  }
+  *sum = Isa::narrow_wide(q0, q1, q);
+}
+
 // Prepares one row at index `row` of `to`.
 template <class Isa>
 void prepare_row(const Prologue& p, const float* x, int64_t row, const Activations& to) {
@@ -180,6 +209,19 @@ void prepare_row(const Prologue& p, const float* x, int64_t row, const Activatio
       total += *slot(row, g).scale;
     }
     const float limit = kOutlier * total;
+    if constexpr (HasWideRows<Isa>) {
+      if (p.layout == Layout::kQ8) {
+        int16_t* q = const_cast<int16_t*>(to.q16) + row * k;
+        for (int64_t g = 0; g < groups; ++g) {
+          const GroupSlot group = slot(row, g);
+          const float amax = *group.scale;
+          quantise_wide<Isa>(normed<Isa>(p, x, g * kGroup, norm), normed<Isa>(p, x, g * kGroup + kLanes, norm), amax,
+                             q + g * kGroup, group.scale, group.sum, amax * static_cast<float>(groups) > limit);
+        }
+        const_cast<int32_t*>(to.num_seconds)[row] = 0;
+        return;
+      }
+    }
     const auto settle = [&](const GroupSlot& group) {
       const auto sum = static_cast<float>(*group.sum);
       const_cast<float*>(to.offsets)[group.scale - to.scales] =
@@ -208,6 +250,7 @@ static inline Activations place_rows(uint8_t* memory, int64_t rows, int64_t k) {
   a.f32 = reinterpret_cast<const float*>(memory);
   a.bf16 = reinterpret_cast<const uint16_t*>(memory);
   a.q8 = reinterpret_cast<const int8_t*>(memory);
+  a.q16 = reinterpret_cast<const int16_t*>(memory);
   const int64_t groups_size = align_up(2 * rows * (k / kGroup) * 4);
   memory += align_up(rows * k * 4);
   a.scales = reinterpret_cast<const float*>(memory);

@@ -13,6 +13,7 @@
 #include "ops/linear.h"
 #include "ops/product.h"
 #include "ops/prologue.h"
+#include "ops/sweep.h"
 
 namespace headrace {
 
@@ -178,7 +179,7 @@ class Qkv {
   void by_heads(const Activations& rows) const {
     auto* scratch = reinterpret_cast<float*>(context_.scratch);
     const int64_t size = r_.head_size;
-    const int32_t chunk = chunk_rows(weight_.layout, r_.k);
+    const int32_t chunk = chunk_rows<Isa>(weight_.layout, r_.k);
     for (int32_t first = 0; first < step_.rows(); first += chunk) {
       const int32_t count = std::min(chunk, step_.rows() - first);
       const Activations part = rows.from_row(first);

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "isa/scalar.h"
+#include "ops/product.h"
 
 namespace headrace::tests {
 
@@ -88,6 +89,15 @@ struct Agreement {
     const int32_t want = Ref::narrow(Ref::load(whole), Ref::load(whole + kLanes), w);
     same("narrow", g, w, sizeof g);
     same("sum of narrow", &got, &want, sizeof got);
+    if constexpr (HasWideRows<Isa>) {
+      float wide[2 * kLanes];
+      int16_t g16[2 * kLanes], w16[2 * kLanes];
+      for (float& value : wide) value = static_cast<float>(static_cast<int>(random.next() % 64771) - 32385);
+      const int32_t got16 = Isa::narrow_wide(Isa::load(wide), Isa::load(wide + kLanes), g16);
+      const int32_t want16 = Ref::narrow_wide(Ref::load(wide), Ref::load(wide + kLanes), w16);
+      same("narrow_wide", g16, w16, sizeof g16);
+      same("sum of narrow_wide", &got16, &want16, sizeof got16);
+    }
     const bool is_clean = Isa::has_nan(Isa::load(whole));
     whole[random.next() % kLanes] = __builtin_nanf("");
     const bool is_found = Isa::has_nan(Isa::load(whole)), no = false, yes = true;
@@ -147,8 +157,18 @@ struct Agreement {
     }
     typename Isa::I got[M];
     Ref::I want[M];
-    Isa::template group_q8<M>(w.data(), a.data(), kStride, sums, got);
-    Ref::template group_q8<M>(w.data(), a.data(), kStride, sums, want);
+    if constexpr (HasWideRows<Isa>) {
+      std::vector<int16_t> wide(a.begin(), a.end());
+      if (is_extreme) {
+        for (int16_t& value : wide) value = static_cast<int16_t>(value < 0 ? -32385 : 32385);
+        for (int m = 0; m < M; ++m) sums[m] *= 255;
+      }
+      Isa::template group_q8<M>(w.data(), wide.data(), kStride, sums, got);
+      Ref::template group_q8<M>(w.data(), wide.data(), kStride, sums, want);
+    } else {
+      Isa::template group_q8<M>(w.data(), a.data(), kStride, sums, got);
+      Ref::template group_q8<M>(w.data(), a.data(), kStride, sums, want);
+    }
     for (int m = 0; m < M; ++m) same("group_q8", Isa::to_float(got[m]), Ref::to_float(want[m]));
     if (is_extreme)
       for (uint8_t& value : w) value = random.next() & 1 ? 0xff : 0x0f;

@@ -63,7 +63,7 @@ class Pair:
         self.encoded = encode(self.program, MAX_ROWS)
         verify(self.program)
         verify_encoded(self.program, self.encoded)
-        self.reference = Interpreter(self.program, weights, kv_type=kv_type, blocks=BLOCKS)
+        self.reference = Interpreter(self.program, weights, kv_type=kv_type, blocks=BLOCKS, isa=isa)
         self.vm = Vm(
             self.encoded.records,
             self.encoded.arena_bytes,

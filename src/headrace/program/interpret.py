@@ -30,7 +30,7 @@ from headrace.program.opcodes import (
     Pooling,
 )
 from headrace.program.records import RESULT_DTYPE, PackedLike
-from headrace.program.rowwise import activate, gated, layer_norm, pool, product, rms_norm, route
+from headrace.program.rowwise import FOLDING_ISAS, activate, gated, layer_norm, pool, product, rms_norm, route
 from headrace.program.sampling import choose, modified
 
 I32 = NDArray[np.int32]
@@ -91,12 +91,16 @@ class Interpreter:
     Args:
         weights: one per entry of the program's table, packed as the VM gets them.
         blocks: KV pages per layer.
+        isa: whose bits are wanted: they differ in where the second terms of Q8 are added (``FOLDING_ISAS``).
 
     ``buffers`` holds every activation buffer as the last instruction that wrote it left it, by buffer index.
     """
 
-    def __init__(self, program: Program, weights: Sequence[PackedLike], *, kv_type: KvType, blocks: int) -> None:
+    def __init__(
+        self, program: Program, weights: Sequence[PackedLike], *, kv_type: KvType, blocks: int, isa: str = "scalar"
+    ) -> None:
         self.program = program
+        self._is_folded = isa in FOLDING_ISAS
         self.kv_type = kv_type
         self.buffers: dict[int, F32] = {}
         self._matrices: dict[int, Numbers] = {}
@@ -189,9 +193,12 @@ class Interpreter:
         index = item.integer(name)
         return None if index == NONE else self._vectors[index]
 
+    def _times(self, rows: F32, weight: Numbers) -> F32:
+        return product(rows, weight, is_folded=self._is_folded)
+
     def _product(self, item: Instruction, rows: F32) -> F32:
         """Norm, product and bias."""
-        result = product(self._prologue(item, rows), self._matrices[item.integer("weight")])
+        result = self._times(self._prologue(item, rows), self._matrices[item.integer("weight")])
         bias = self._vector(item, "bias") if "bias" in item.values else None
         return result if bias is None else f32(result + bias)
 
@@ -218,7 +225,7 @@ class Interpreter:
     def _moe(self, item: Instruction) -> None:
         k, hidden, out = item.integer("k"), item.integer("hidden"), item.integer("out")
         rows = self._prologue(item, self.buffers[item.integer("input")])
-        logits = product(rows, self._matrices[item.integer("router")])
+        logits = self._times(rows, self._matrices[item.integer("router")])
         ids, shares = route(logits, item.integer("top_k"), bool(item.integer("is_renormalised")))
         total = self.buffers[out].copy()
         for expert in range(item.integer("experts")):
@@ -227,7 +234,7 @@ class Interpreter:
                 continue
             up = self._matrices[item.integer("gate_up")].columns(expert * 2 * hidden, (expert + 1) * 2 * hidden)
             down = self._matrices[item.integer("down")].columns(expert * k, (expert + 1) * k)
-            result = product(gated(Activation(item.integer("activation")), product(rows[chosen], up)), down)
+            result = self._times(gated(Activation(item.integer("activation")), self._times(rows[chosen], up)), down)
             total[chosen] = fma(shares[chosen, column][:, None], result, total[chosen])
         self.buffers[out] = total
 

@@ -22,6 +22,8 @@ OUTLIER = np.float32(1.5)
 """A group whose largest element is over this multiple of the row's mean of such maxima has a second term."""
 SECOND_STEPS = np.float32(254)
 """Steps of the second term within one step of the first."""
+FOLDING_ISAS = ("scalar", "avx2")
+"""Instruction sets that fold a group's second term into its first where weights are Q8 (docs/decisions/0017)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +75,12 @@ def rms_norm(rows: F32, weight: F32 | None, eps: float) -> F32:
     return f32(normed if weight is None else normed * weight)
 
 
-def product(rows: F32, weight: Numbers) -> F32:
-    """Returns rows · wᵀ, [R, n]: one accumulator per element, along K in order, second terms after all first ones."""
+def product(rows: F32, weight: Numbers, *, is_folded: bool = False) -> F32:
+    """Returns rows · wᵀ, [R, n]: one accumulator per element, along K in order, second terms after all first ones.
+
+    Args:
+        is_folded: Q8 takes both terms of a group at once, as the instruction sets of ``FOLDING_ISAS`` do.
+    """
     n, k = weight.values.shape
     acc = np.zeros((len(rows), n), np.float32)
     if weight.layout in (Layout.F32, Layout.BF16, Layout.F16):
@@ -83,6 +89,8 @@ def product(rows: F32, weight: Numbers) -> F32:
             acc = fma(inputs[:, i : i + 1], weight.values[:, i], acc)
         return acc
     terms = quantise(rows)
+    if is_folded and weight.layout is Layout.Q8:
+        return _folded(*terms, weight)
     offset = np.float32(8 if weight.layout is Layout.Q4 else 0)
     for a in terms:
         for g in range(k // GROUP):
@@ -94,6 +102,23 @@ def product(rows: F32, weight: Numbers) -> F32:
             if weight.layout is Layout.Q4M:
                 added = fma(weight.mins[:, g], scales * sums, added)
             acc = np.where(a.is_present[:, g : g + 1], added, acc)
+    return acc
+
+
+def _folded(first: Quantised, second: Quantised, weight: Numbers) -> F32:
+    """Returns the product with Q8 weights where a group's whole numbers are 254 · first + second, of the finer scale.
+
+    They have 16 bits, and sums of 32 products less than 2²⁹, which are rounded once when they become float32.
+    """
+    rows, n = len(first.integers), len(weight.values)
+    acc = np.zeros((rows, n), np.float32)
+    for g in range(first.scales.shape[1]):
+        part, has_second = slice(g * GROUP, (g + 1) * GROUP), second.is_present[:, g : g + 1]
+        ones, finer = first.integers[:, part].astype(np.float64), second.integers[:, part].astype(np.float64)
+        integers = np.where(has_second, ones * SECOND_STEPS + finer, ones)
+        scales = np.where(has_second, second.scales[:, g : g + 1], first.scales[:, g : g + 1])
+        dot = f32(integers @ weight.values[:, part].astype(np.float64).T)
+        acc = fma(dot, weight.scales[:, g] * scales, acc)
     return acc
 
 
