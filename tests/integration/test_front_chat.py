@@ -34,7 +34,14 @@ async def test_chat_answers_with_the_workers_text(make_house: Any) -> None:
     assert body["object"] == "chat.completion"
     message = {"role": "assistant", "content": "Hello", "refusal": None}
     assert body["choices"] == [
-        {"index": 0, "message": message, "logprobs": None, "finish_reason": "stop", "token_ids": None}
+        {
+            "index": 0,
+            "message": message,
+            "logprobs": None,
+            "finish_reason": "stop",
+            "stop_reason": None,
+            "token_ids": None,
+        }
     ]
     prompt_tokens = len("user: Say hi\nassistant:")
     assert body["usage"] == {

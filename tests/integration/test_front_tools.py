@@ -293,6 +293,33 @@ async def test_a_stop_string_stays_where_asked(make_house: Any) -> None:
     assert "".join(json.loads(frame)["choices"][0]["text"] for frame in frames[:-1]) == "one, two"
 
 
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+@pytest.mark.parametrize(
+    ("more", "finish", "stop"),
+    [
+        ({}, "stop", None),
+        ({"stop": ["two", ", th"]}, "stop", "two"),
+        ({"stop_token_ids": [5, ord("t")]}, "stop", ord("t")),
+        ({"stop_token_ids": [ord("t")], "stop": "ne"}, "stop", "ne"),
+        ({"stop_token_ids": [5]}, "stop", None),
+        ({"stop": "two", "max_tokens": 3}, "length", None),
+    ],
+)
+async def test_what_stopped_an_answer_is_told(make_house: Any, path: str, more: Any, finish: str, stop: Any) -> None:
+    house = await make_house(Script(default=Reply(text="one, two, three")))
+    asked = {"prompt": "x"} if path == "/v1/completions" else {"messages": CHAT["messages"]}
+    body = {"model": "bytes", "max_tokens": 50, **asked, **more}
+
+    _, whole, _ = await house.post(path, body)
+    frames = await house.stream(path, body)
+
+    (choice,) = whole["choices"]
+    assert (choice["finish_reason"], choice["stop_reason"]) == (finish, stop)
+    said = [json.loads(frame)["choices"][0] for frame in frames[:-1]]
+    assert (said[-1]["finish_reason"], said[-1]["stop_reason"]) == (finish, stop)
+    assert all("stop_reason" not in choice for choice in said[:-1])
+
+
 @pytest.mark.parametrize("is_stream", [False, True])
 async def test_thoughts_are_counted_and_shown_only_where_they_are_wanted(make_house: Any, is_stream: bool) -> None:
     written = "<think>abc</think>xy"

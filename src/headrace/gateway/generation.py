@@ -8,7 +8,7 @@ got in one piece.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Protocol
 
 from headrace.base.errors import EngineError
@@ -108,6 +108,7 @@ class Generation:
         keeps_scores: log-probabilities of the prompt are kept for the whole answer.
         keeps_ids: pieces carry the ids of their tokens.
         shows_ids: log-probabilities name tokens by id.
+        stop_ids: those of the client that may end it; the model's own are no reason to name.
     """
 
     def __init__(
@@ -123,8 +124,11 @@ class Generation:
         keeps_scores: bool = False,
         keeps_ids: bool = False,
         shows_ids: bool = False,
+        stop_ids: Container[int] = (),
     ) -> None:
         self.index = index
+        self._stop_ids = stop_ids
+        self._stop_id: int | None = None
         self.logprob_sum = 0.0
         self.prompt_scores: dict[int, TokenLogprobs] | None = {} if keeps_scores else None
         self._keeps_ids = keeps_ids
@@ -235,6 +239,8 @@ class Generation:
         if event.reason is FinishReason.ABORTED:
             raise EngineError("the engine gave this request up", code="aborted")
         self.output_tokens = max(self.output_tokens, event.output_tokens)
+        if event.stop_token_id is not None and event.stop_token_id in self._stop_ids:
+            self._stop_id = event.stop_token_id
         text = self._text.flush()
         self._num_decoded += len(text)
         reason = "stop" if event.reason is FinishReason.STOP else "length"
@@ -265,7 +271,7 @@ class Generation:
     def _parts(self, text: str, entries: list[TokenEntry] | None) -> list[Piece]:
         """Gives text as pieces: one for each thought, text and part of a call in it; the last ends the choice."""
         reader = self._reader
-        stop = self._stops.matched if self._stops is not None and self._is_cut else None
+        stop = self._stops.matched if self._stops is not None and self._is_cut else self._stop_id
         if reader is None:
             return [Piece(self.index, text, entries, self.finish_reason, stop=stop)]
         items = list(reader.push(text))

@@ -206,6 +206,7 @@ class Run:
             keeps_scores=options.prompt_logprobs is not None,
             keeps_ids=options.has_token_ids,
             shows_ids=options.shows_ids,
+            stop_ids=options.stop_token_ids,
         )
 
     def _make_reader(self, prompt: Prompt) -> MessageReader | None:

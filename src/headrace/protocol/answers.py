@@ -67,7 +67,7 @@ class Piece:
 
     Args:
         entries: log-probabilities of tokens, with the text that they became.
-        stop: the stop string that ended it, with its ``finish_reason``.
+        stop: the stop string, or the id of ``stop_token_ids``, that ended it, with its ``finish_reason``.
         token_ids: the ids of its tokens, where they are wanted.
         is_echo: it is the prompt.
     """
@@ -78,7 +78,7 @@ class Piece:
     finish_reason: str | None = None
     thought: str = ""
     call: CallDelta | None = None
-    stop: str | None = None
+    stop: str | int | None = None
     token_ids: list[int] | None = None
     is_echo: bool = False
 
@@ -107,7 +107,7 @@ class Choice:
         self.index = index
         self.entries: list[TokenEntry] = []
         self.finish_reason: str | None = None
-        self.stop: str | None = None
+        self.stop: str | int | None = None
         self.calls: list[Call] = []
         self.logprob_sum = 0.0
         self.prompt_ids: list[int] = []
@@ -140,7 +140,7 @@ class Choice:
         elif call is not None:
             self.calls[call.index].arguments.append(call.arguments)
         self.finish_reason = piece.finish_reason or self.finish_reason
-        self.stop = piece.stop or self.stop
+        self.stop = piece.stop if piece.stop is not None else self.stop
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,9 +270,10 @@ class AnswerWriter:
             return [self._chunk_head + b'{"index":%d' % piece.index + self._middle + _encode(piece.text) + self._end]
         finish = b"null" if piece.finish_reason is None else b'"' + piece.finish_reason.encode() + b'"'
         logprobs = self._logprobs(piece.entries)
+        stop = b"" if piece.finish_reason is None else b',"stop_reason":' + _encode(piece.stop)
         if not self._is_chat:
             body = b'{"index":%d,"text":%b,"logprobs":%b,"finish_reason":%b%b}' % (
-                piece.index, _encode(piece.text), logprobs, finish, self._of_prompt(piece.index) + ids,
+                piece.index, _encode(piece.text), logprobs, finish, stop + self._of_prompt(piece.index) + ids,
             )  # fmt: skip
             return [self._chunk_head + body + close]
         chunks: list[bytes] = []
@@ -290,7 +291,7 @@ class AnswerWriter:
             )  # fmt: skip
             chunks.append(self._chunk_head + body + close)
         if piece.finish_reason is not None:
-            body = b'{"index":%d,"delta":{},"logprobs":null,"finish_reason":%b}' % (piece.index, finish)
+            body = b'{"index":%d,"delta":{},"logprobs":null,"finish_reason":%b%b}' % (piece.index, finish, stop)
             chunks.append(self._chunk_head + body + close)
         return chunks
 
@@ -328,7 +329,8 @@ class AnswerWriter:
         for choice in choices_made:
             finish = _encode(choice.finish_reason)
             logprobs = self._logprobs(choice.entries if has_logprobs else None)
-            scores = b"" if self._is_chat else b',"prompt_logprobs":' + _encode(choice.prompt_logprobs)
+            scores = b',"stop_reason":' + _encode(choice.stop)
+            scores += b"" if self._is_chat else b',"prompt_logprobs":' + _encode(choice.prompt_logprobs)
             scores += b',"token_ids":' + _encode(choice.token_ids if self._token_ids else None)
             if not self._is_chat:
                 scores += b',"prompt_token_ids":' + _encode(choice.prompt_ids if self._token_ids else None)

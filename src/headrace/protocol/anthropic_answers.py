@@ -44,7 +44,7 @@ class MessageWriter:
         self._usage = usage
         self._num_blocks = 0
         self._open: Block | None = None
-        self._finish: tuple[str | None, str | None] = (None, None)
+        self._finish: tuple[str | None, str | int | None] = (None, None)
 
     def opening(self, index: int, usage: Usage | None) -> bytes:
         """Gives the event that opens the message."""
@@ -138,10 +138,10 @@ def _event(name: str, fields: dict[str, object]) -> bytes:
     return sse.event(name.encode(), _encode({"type": name, **fields}))
 
 
-def _stop_reason(reason: str | None, stop: str | None) -> tuple[str | None, str | None]:
+def _stop_reason(reason: str | None, stop: str | int | None) -> tuple[str | None, str | None]:
     if reason is None:
         return None, None
-    if reason == "stop" and stop is not None:
+    if reason == "stop" and isinstance(stop, str):
         return "stop_sequence", stop
     return _STOP_REASONS.get(reason, "end_turn"), None
 

@@ -206,6 +206,10 @@ DETOKENIZE: Final[dict[str, Schema]] = {
 
 _COUNT: Final[Schema] = {"type": "integer", "minimum": 0}
 _NULLABLE: Final[Schema] = {"type": ["object", "null"]}
+_STOPPED: Final[Schema] = {
+    "type": ["string", "integer", "null"],
+    "description": "The stop text, or the id of `stop_token_ids`, that ended it (vLLM's).",
+}
 _FINISH: Final[Schema] = {"enum": ["stop", "length", "tool_calls", "content_filter", None]}
 
 
@@ -305,12 +309,21 @@ ANSWERS: Final[dict[str, Schema]] = {
                 ),
                 "logprobs": _NULLABLE,
                 "finish_reason": _FINISH,
+                "stop_reason": _STOPPED,
             }
         ),
     ),
     "CompletionAnswer": _answer(
         "text_completion",
-        _object({"index": _COUNT, "text": {"type": "string"}, "logprobs": _NULLABLE, "finish_reason": _FINISH}),
+        _object(
+            {
+                "index": _COUNT,
+                "text": {"type": "string"},
+                "logprobs": _NULLABLE,
+                "finish_reason": _FINISH,
+                "stop_reason": _STOPPED,
+            }
+        ),
     ),
     "MessageAnswer": _object(
         {

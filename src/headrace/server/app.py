@@ -158,7 +158,7 @@ def _edge(state: FrontState, handlers: dict[str, Handler], routes: list[Route]) 
         """Answers what Starlette's router refuses."""
         assert isinstance(error, HTTPException)
         if error.status_code == 405:
-            allow = (error.headers or {}).get("Allow", "GET, HEAD")
+            allow = ", ".join(sorted((error.headers or {}).get("Allow", "GET, HEAD").split(", ")))
             refused: HeadraceError = MethodNotAllowed(f"{request.method} is not allowed here: use {allow}")
             return await _answer_error(request, refused, {"allow": allow})
         return await _answer_error(request, no_route(request.method, request.url.path, known))
