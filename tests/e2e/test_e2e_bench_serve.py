@@ -118,7 +118,8 @@ def test_wrong_use_is_one_line_and_exit_code_2(arguments: list[str], said: str) 
     assert "Traceback" not in done.stderr
 
 
-def test_ctrl_c_prints_what_there_is_with_exit_code_3(mock_url: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+def test_a_signal_prints_what_there_is_with_exit_code_3(mock_url: str, tmp_path: Path, number: signal.Signals) -> None:
     run = tmp_path / "report" / "run.jsonl"
     command = [*COMMAND, "bench", "serve", "--server-url", mock_url, "--concurrency", "4", "--duration", "60"]
     process = subprocess.Popen(
@@ -127,7 +128,7 @@ def test_ctrl_c_prints_what_there_is_with_exit_code_3(mock_url: str, tmp_path: P
     limit_s = time.monotonic() + 30
     while time.monotonic() < limit_s and not (run.exists() and run.stat().st_size > 10_000):
         time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     said, errors = process.communicate(timeout=30)
 
     assert process.returncode == 3, errors

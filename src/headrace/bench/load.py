@@ -38,6 +38,7 @@ _CONCURRENCY_PER_PROCESS: Final = 512
 _AHEAD_S: Final = 1.0  # so much earlier than they are due samples are handed out in an open loop
 _BATCH_S: Final = 0.1  # of which so many seconds' worth go out together
 _MAX_HELD: Final = 64
+_CUTTING: Final = (signal.SIGINT, signal.SIGTERM)
 _LEAD_S: Final = 0.15  # from the last word to the senders until the start
 
 
@@ -76,7 +77,7 @@ def run_load(
 ) -> Run:
     """Sends samples as the settings say and records every answer. Blocks until all is answered.
 
-    Ctrl-C stops it and gives what there is, marked as partial. It must run in the main thread for that.
+    Ctrl-C or SIGTERM stops it and gives what there is, marked as partial. It must run in the main thread for that.
 
     Args:
         samples: taken one by one, as they are needed; the run ends when they do.
@@ -178,7 +179,8 @@ class _Load:
         try:
             await self._start_senders(choose_processes(settings))
             if threading.current_thread() is threading.main_thread():
-                loop.add_signal_handler(signal.SIGINT, self._cut)
+                for number in _CUTTING:
+                    loop.add_signal_handler(number, self._cut)
             feeding = loop.create_task(self._feed())
             tasks.append(feeding)
             if settings.concurrency is not None:
@@ -198,7 +200,8 @@ class _Load:
                 return self._finish(writer)
         finally:
             if threading.current_thread() is threading.main_thread():
-                loop.remove_signal_handler(signal.SIGINT)
+                for number in _CUTTING:
+                    loop.remove_signal_handler(number)
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)

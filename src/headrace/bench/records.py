@@ -37,7 +37,7 @@ Operation = Literal["chat", "completions", "embeddings", "rerank"]
 Arrivals = Literal["poisson", "constant", "ramp", "trace"]
 # connect: no connection. timeout: no whole answer within the limit. status: not 2xx. stream_error: an error inside the
 # stream. no_done: the stream ended without [DONE]. malformed: not HTTP, SSE or JSON as it should be. reset: the
-# connection ended within the answer. cut: we stopped it (Ctrl-C).
+# connection ended within the answer. cut: we stopped it (Ctrl-C, SIGTERM).
 ErrorKind = Literal["connect", "timeout", "status", "stream_error", "no_done", "malformed", "reset", "cut"]
 
 

@@ -193,8 +193,8 @@ def serve(
     first. E2E: until the last byte. Times are read as the bytes arrive, by processes that do nothing else; how late
     those were themselves is printed with the result. A percentile marked ~ rests on too few requests to be trusted.
 
-    Ctrl-C ends a run early and prints what there is. Exit code: 0 all answered, 1 more failed than --max-error-ratio, 3
-    cut short by Ctrl-C.
+    Ctrl-C (or SIGTERM) ends a run early and prints what there is. Exit code: 0 all answered, 1 more failed than
+    --max-error-ratio, 3 cut short.
 
     Examples:
 
