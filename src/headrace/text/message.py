@@ -58,7 +58,9 @@ class MessageReader:
         if use is not None:
             names = frozenset(map(name_of, use.tools))
             max_calls = None if use.is_parallel else 1
-            self._calls = CallReader(dialect.form, names, is_forced=is_forced, max_calls=max_calls)
+            self._calls = CallReader(
+                dialect.form, names, is_forced=is_forced, has_text=not use.is_forced, max_calls=max_calls
+            )
 
     @property
     def has_calls(self) -> bool:

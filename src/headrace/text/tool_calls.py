@@ -67,17 +67,26 @@ class CallReader:
         form: how the model writes calls.
         names: the tools' names: bare JSON is a call only where it names one of them.
         is_forced: a grammar made the answer: it begins with the calls themselves.
+        has_text: false where that grammar lets nothing but calls through: what a limit left of a call that was not
+            announced yet is no text.
         max_calls: further calls are dropped.
     """
 
     def __init__(
-        self, form: ToolFormat, names: frozenset[str], *, is_forced: bool = False, max_calls: int | None = None
+        self,
+        form: ToolFormat,
+        names: frozenset[str],
+        *,
+        is_forced: bool = False,
+        has_text: bool = True,
+        max_calls: int | None = None,
     ) -> None:
         self.num_calls = 0
         self._form = form
         self._names = names
         self._is_forced = is_forced
         self._has_bare = form.has_bare_calls or is_forced
+        self._may_say = has_text
         self._max_calls = max_calls
         self._at = _At.BEGIN
         self._buffer = ""
@@ -124,7 +133,7 @@ class CallReader:
         for item in self._items:
             if isinstance(item, str) and items and isinstance(items[-1], str):
                 items[-1] += item
-            elif item:
+            elif item and (self._may_say or not isinstance(item, str)):
                 items.append(item)
         self._items = []
         return items

@@ -272,3 +272,21 @@ def test_what_a_forced_grammar_lets_through_is_read_back(form: ToolFormat) -> No
         "text": "",
         "calls": [call("get_time", PARIS), call("get_weather", PARIS)],
     }
+
+
+@pytest.mark.parametrize("form", [HERMES, LLAMA3, MISTRAL, FUNCTION_GEMMA, GENERIC], ids=lambda form: form.name)
+def test_a_forced_call_cut_anywhere_leaves_no_marks_in_the_text(form: ToolFormat) -> None:
+    use = ToolUse(TOOLS, TOOLS, is_forced=True, is_parallel=False)
+    written = (
+        form.before + form.head + json.dumps("get_time") + form.middle + json.dumps(PARIS) + form.tail + form.after
+    )
+
+    for stop in range(len(written) + 1):
+        told = whole(form, list(written[:stop]), use=use, is_forced=True)
+        assert told["text"] == ""
+        assert all(json.dumps(PARIS).startswith(made["arguments"]) for made in told["calls"])
+    assert told["calls"] == [call("get_time", PARIS)]
+
+
+def test_what_is_cut_before_it_is_a_call_stays_text_where_text_is_allowed() -> None:
+    assert whole(HERMES, list('<tool_call>\n{"na'))["text"] == '<tool_call>\n{"na'
