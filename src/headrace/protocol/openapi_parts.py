@@ -22,6 +22,20 @@ from headrace.protocol.openai import (
     MAX_TOKEN_ID,
     MAX_TOP_LOGPROBS,
 )
+from headrace.protocol.openapi_forms import (
+    MESSAGE,
+    MESSAGE_CHOICE,
+    MESSAGE_TOOL,
+    OUTPUT_CONFIG,
+    OUTPUT_FORMAT,
+    RESPONSE_FORMAT,
+    SCHEMA_OR_TEXT,
+    STRUCTURED,
+    SYSTEM,
+    THINKING,
+    TOOL_CHOICE,
+    TURN,
+)
 
 Schema = dict[str, object]
 
@@ -113,15 +127,15 @@ OPTIONS: Final[dict[str, Schema]] = {
     ),
     "return_token_ids": flag("Add `prompt_token_ids` and `token_ids`."),
     "return_tokens_as_token_ids": flag("Log-probabilities name tokens by id: `token_id:5`."),
-    "response_format": mapping('`{"type": "text" | "json_object" | "json_schema", …}`.'),
-    "structured_outputs": mapping("One of `json`, `regex`, `choice`, `grammar`, `json_object`."),
-    "guided_json": {"description": "A JSON Schema, as an object or as text."},
+    "response_format": RESPONSE_FORMAT,
+    "structured_outputs": STRUCTURED,
+    "guided_json": {"anyOf": SCHEMA_OR_TEXT, "description": "A JSON Schema, as an object or as text."},
     "guided_json_object": flag("Any JSON object."),
     "guided_regex": text_of(2**18, "A regular expression (Rust's syntax) for the whole answer."),
     "guided_choice": listed({"type": "string", "minLength": 1}, 1024, "The answer is one of these."),
     "guided_grammar": text_of(2**18, "A grammar, in llguidance's Lark or in GBNF."),
     "grammar": text_of(2**18, "The same, under llama.cpp's name."),
-    "json_schema": {"description": "A JSON Schema, under llama.cpp's name."},
+    "json_schema": {"anyOf": SCHEMA_OR_TEXT, "description": "A JSON Schema, under llama.cpp's name."},
     "priority": integer(0, 2**31 - 1, "Larger runs later."),
     "cache_salt": text_of(256, "Prefix-cache blocks are shared only between equal salts."),
     "add_special_tokens": flag("Let the tokenizer add its own BOS (default: completions yes, chat no)."),
@@ -141,17 +155,14 @@ CHAT: Final[dict[str, Schema]] = {
     "logprobs": flag("Report the log-probability of each chosen token."),
     "top_logprobs": integer(0, MAX_TOP_LOGPROBS, "… and of so many alternatives; needs `logprobs`."),
     "tools": listed(ref("Tool"), MAX_TOOLS, "Functions that may be called."),
-    "tool_choice": {
-        "description": '`"none"`, `"auto"`, `"required"`, a named function, or `allowed_tools`. A forced call is kept '
-        "to its schema by a grammar."
-    },
+    "tool_choice": TOOL_CHOICE,
     "parallel_tool_calls": flag("Several calls in one answer (default true; false where a call is forced)."),
     "chat_template_kwargs": mapping("Variables of the model's chat template, such as `enable_thinking`."),
     "reasoning_effort": text_of(64, "The same variable of the template, where it reads it."),
     "add_generation_prompt": flag("End the prompt with the opening of the assistant's turn (default true)."),
     "continue_final_message": flag("Go on with the last message instead."),
     "echo": flag("With `continue_final_message`: the answer begins with that message."),
-    "modalities": {"description": '`["text"]` only.'},
+    "modalities": {"enum": [["text"], None], "description": '`["text"]` only.'},
 }
 
 COMPLETION: Final[dict[str, Schema]] = {
@@ -170,20 +181,31 @@ COMPLETION: Final[dict[str, Schema]] = {
 }
 
 MESSAGES: Final[dict[str, Schema]] = {
-    "output_config": mapping('`format`: `{"type": "json_schema", "schema": …}`, what the answer must look like.'),
-    "output_format": mapping("The same format, under its older name."),
+    "output_config": OUTPUT_CONFIG,
+    "output_format": OUTPUT_FORMAT,
     "model": _MODEL,
-    "messages": {"type": "array", "minItems": 1, "maxItems": MAX_MESSAGES, "description": "The conversation."},
-    "system": {"description": "Text or text blocks."},
-    "max_tokens": {"type": "integer", "minimum": 1, "description": "Tokens to make at most."},
+    "messages": {
+        "type": "array",
+        "items": TURN,
+        "minItems": 1,
+        "maxItems": MAX_MESSAGES,
+        "description": "The conversation.",
+    },
+    "system": SYSTEM,
+    "max_tokens": {
+        "type": "integer",
+        "minimum": 1,
+        "maximum": MAX_MAX_TOKENS,
+        "description": "Tokens to make at most.",
+    },
     "stop_sequences": listed(_STOP, MAX_STOPS, "Texts that end an answer."),
     "stream": flag("Answer as an event stream."),
     "temperature": number(0, 1, "0 takes the likeliest token (default 1)."),
     "top_p": number(0, 1, "As above.", is_low_open=True),
     "top_k": integer(0, 2**31 - 1, "As above."),
-    "tools": listed({"type": "object"}, MAX_TOOLS, "`name`, `description`, `input_schema`."),
-    "tool_choice": mapping('`{"type": "auto" | "any" | "tool" | "none"}`.'),
-    "thinking": mapping("Sets `enable_thinking` of the model's chat template."),
+    "tools": listed(MESSAGE_TOOL, MAX_TOOLS, "Functions that may be called."),
+    "tool_choice": MESSAGE_CHOICE,
+    "thinking": THINKING,
     "metadata": mapping("Taken, and not used."),
     "service_tier": text_of(64, "Taken, and not used."),
 }
@@ -260,17 +282,7 @@ ANSWERS: Final[dict[str, Schema]] = {
             "prompt_tokens_details": _object({"cached_tokens": _COUNT}),
         }
     ),
-    "Message": _object(
-        {
-            "role": {"enum": ["system", "developer", "user", "assistant", "tool", "function"]},
-            "content": {"description": "Text, text parts, or null beside `tool_calls`."},
-            "name": text_of(256, "Whose message it is."),
-            "tool_calls": listed(ref("ToolCall"), MAX_TOOLS, "Calls that the assistant made."),
-            "tool_call_id": text_of(256, "The call that a tool's message answers."),
-            "reasoning_content": {"type": ["string", "null"], "description": "What the assistant thought."},
-        },
-        ["role"],
-    ),
+    "Message": MESSAGE,
     "Tool": _object(
         {
             "type": {"const": "function"},

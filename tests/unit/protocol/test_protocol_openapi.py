@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+import jsonschema
 import pytest
 
 from headrace.base.errors import RequestError
@@ -91,3 +92,99 @@ def test_the_document_is_whole() -> None:
         assert name in document["components"]["schemas"]
     ids = [operation["operationId"] for item in document["paths"].values() for operation in item.values()]
     assert len(ids) == len(set(ids)) == len(OPERATIONS)
+
+
+CALL = {"type": "function", "function": {"name": "f", "arguments": "{}"}}
+TOOL = {"type": "function", "function": {"name": "f"}}
+CHAT_FORMS: list[tuple[str, Any, bool]] = [
+    ("messages", [{"role": "user"}], False),
+    ("messages", [{"role": "user", "content": None}], False),
+    ("messages", [{"role": "user", "content": 5}], False),
+    ("messages", [{"role": "wizard", "content": "x"}], False),
+    ("messages", [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}], False),
+    ("messages", [{"role": "user", "content": [{"type": "text", "text": "x"}]}], True),
+    ("messages", [{"role": "assistant", "content": [{"type": "refusal", "refusal": "x"}]}], True),
+    ("messages", [{"role": "assistant"}], True),
+    ("messages", [{"role": "assistant", "content": None, "tool_calls": [{**CALL, "id": "a"}]}], True),
+    ("messages", [{"role": "assistant", "tool_calls": [{"id": "a"}]}], False),
+    ("messages", [{"role": "tool", "content": "x", "tool_call_id": "a"}], True),
+    ("messages", [{"role": "tool", "tool_call_id": "a"}], False),
+    ("tool_choice", "none", True),
+    ("tool_choice", "any", False),
+    ("tool_choice", {}, False),
+    ("tool_choice", {"type": "function", "function": {"name": "f"}}, True),
+    ("tool_choice", {"type": "function", "function": {}}, False),
+    (
+        "tool_choice",
+        {
+            "type": "allowed_tools",
+            "allowed_tools": {"mode": "auto", "tools": [{"type": "function", "function": {"name": "f"}}]},
+        },
+        True,
+    ),
+    ("tool_choice", {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}}, False),
+    ("response_format", {}, False),
+    ("response_format", {"type": "text"}, True),
+    ("response_format", {"type": "yaml"}, False),
+    ("response_format", {"type": "json_schema"}, False),
+    ("response_format", {"type": "json_schema", "json_schema": {"schema": {"type": "object"}}}, True),
+    ("response_format", {"type": "json_schema", "json_schema": {"name": 5, "schema": {}}}, False),
+    ("structured_outputs", {}, False),
+    ("structured_outputs", {"regex": "a+"}, True),
+    ("structured_outputs", {"regex": ""}, False),
+    ("structured_outputs", {"choice": []}, False),
+    ("structured_outputs", {"choice": ["a"], "regex": "a"}, False),
+    ("modalities", ["text"], True),
+    ("modalities", ["audio"], False),
+]
+MESSAGE_FORMS: list[tuple[str, Any, bool]] = [
+    ("messages", [{"role": "user"}], False),
+    ("messages", [{"role": "user", "content": [{"type": "text"}]}], False),
+    ("messages", [{"role": "user", "content": [{"type": "image"}]}], False),
+    ("messages", [{"role": "user", "content": [{"type": "thinking", "thinking": "x"}]}], False),
+    ("messages", [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a"}]}], True),
+    ("messages", [{"role": "user", "content": [{"type": "tool_result"}]}], False),
+    ("messages", [{"role": "assistant", "content": [{"type": "thinking", "thinking": "x"}]}], True),
+    ("messages", [{"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "f"}]}], True),
+    ("messages", [{"role": "assistant", "content": [{"type": "tool_use", "name": "f"}]}], False),
+    ("system", "x", True),
+    ("system", [{"type": "text", "text": "x"}], True),
+    ("system", [{"type": "image"}], False),
+    ("system", 5, False),
+    ("tools", [{"name": "f"}], False),
+    ("tools", [{"name": "f", "input_schema": {}}], True),
+    ("tools", [{"type": "web_search", "name": "f", "input_schema": {}}], False),
+    ("tool_choice", {"type": "none"}, True),
+    ("tool_choice", {"type": "tool"}, False),
+    ("tool_choice", {"type": "some"}, False),
+    ("thinking", {"type": "enabled", "budget_tokens": 1024}, True),
+    ("thinking", {"budget_tokens": 1024}, False),
+    ("output_format", {"type": "json_schema", "schema": {}}, True),
+    ("output_format", {"type": "json_schema"}, False),
+    ("output_config", {"format": {"type": "text"}}, False),
+]
+
+
+@pytest.mark.parametrize(
+    ("path", "name", "value", "is_good"),
+    [
+        *(("/v1/chat/completions", *form) for form in CHAT_FORMS),
+        *(("/v1/messages", *form) for form in MESSAGE_FORMS),
+    ],
+)
+def test_the_forms_inside_a_field_are_described_as_they_are_read(
+    path: str, name: str, value: Any, *, is_good: bool
+) -> None:
+    parse, body = BODIES[path]
+    tools = {"tools": [TOOL]} if name == "tool_choice" and path == "/v1/chat/completions" else {}
+    document: Any = build_document("1")
+    schema = {**FIELDS[path][name], "components": document["components"]}
+
+    try:
+        parse(json.dumps({**body, **tools, name: value}).encode())
+    except RequestError:
+        is_read = False
+    else:
+        is_read = True
+
+    assert (is_read, jsonschema.Draft202012Validator(schema).is_valid(value)) == (is_good, is_good)
