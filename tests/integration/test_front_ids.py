@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import jsonschema
 import pytest
 
+from headrace.protocol.openapi import build_document
 from headrace.testing.mock_worker import Reply, Script
 
 CHAT = {"model": "bytes", "messages": [{"role": "user", "content": "hi"}]}
@@ -146,6 +148,9 @@ async def test_pieces_of_tokens_are_texts_or_bytes(make_house: Any) -> None:
         {"id": 195, "piece": [195]},
         {"id": 169, "piece": [169]},
     ]
+    document = build_document("1")
+    components: Any = document["components"]
+    jsonschema.validate(body, {**components["schemas"]["Tokens"], "components": components})
 
 
 @pytest.mark.parametrize("origin", ["http://localhost:3000", "http://127.0.0.1", "http://[::1]:9"])

@@ -253,6 +253,11 @@ def _answer(kind: str, choice: Schema) -> Schema:
     )
 
 
+_PIECE: Final[Schema] = _object(
+    {"id": _COUNT, "piece": {"anyOf": [{"type": "string"}, {"type": "array", "items": _COUNT}]}}
+)
+"""A token `with_pieces`: its text, or its bytes where they are no text."""
+
 ANSWERS: Final[dict[str, Schema]] = {
     "Error": _object(
         {
@@ -354,7 +359,7 @@ ANSWERS: Final[dict[str, Schema]] = {
         {
             "count": _COUNT,
             "max_model_len": _COUNT,
-            "tokens": {"type": "array", "items": _COUNT},
+            "tokens": {"type": "array", "items": {"anyOf": [_COUNT, _PIECE]}},
             "token_strs": {"type": ["array", "null"], "items": {"type": "string"}},
         }
     ),
