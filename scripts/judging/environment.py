@@ -72,8 +72,11 @@ def source_of(package: str, version: str, part: str, *, needs: tuple[str, ...] =
     return target
 
 
-def npm_with(folder: Path) -> Path:
+def npm_with(folder: Path, shared: Path) -> Path:
     """Gives a copy of a committed npm project with its locked packages installed.
+
+    Args:
+        shared: a folder of scripts that projects import.
 
     Raises:
         FileNotFoundError: npm is not installed.
@@ -83,7 +86,7 @@ def npm_with(folder: Path) -> Path:
         raise FileNotFoundError("npm is not installed: apt-get install nodejs npm")
     target = FOLDER / folder.name
     target.mkdir(parents=True, exist_ok=True)
-    for file in folder.iterdir():
+    for file in (*folder.iterdir(), *shared.iterdir()):
         shutil.copy(file, target / file.name)
     lock = hashlib.sha256((target / "package-lock.json").read_bytes()).hexdigest()
     stamp = target / "installed.txt"

@@ -1,15 +1,18 @@
 """lm-eval on the exact path beside its own Hugging Face backend: equal within a thousandth a token.
 
 Its own YAML tasks, with data cut from the prose that ships: multiple choice (loglikelihood), continuations
-(generate_until) and perplexity (loglikelihood_rolling).
+(generate_until) and perplexity (loglikelihood_rolling). On the served format what a text loses must be what
+``bench quality`` states.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -19,55 +22,91 @@ from judging.model_folder import demo_folder
 from judging.servers import Server
 
 HERE = Path(__file__).with_name("lm_eval")
-PACKAGES = ("lm-eval[api]==0.4.13", "transformers", "tokenizers", "torch>=2.13", "accelerate")
+PACKAGES = ("lm-eval[api]==0.4.13", "transformers", "tokenizers", "torch==2.13.0", "accelerate")
 TASKS = ("headrace_choice", "headrace_generate", "headrace_perplexity")
 # Log-probabilities of two float32 implementations differ by rounding; this is the issue's limit.
 LIMIT_PER_TOKEN = 1e-3
+MAX_TOKENS = 2048
+TEXT_TASK = "headrace_text"
 _TIMEOUT_S = 3600
 
 
 def run(servers: Mapping[str, Server]) -> Report:
-    """Runs all tasks on both backends and compares what each document was given."""
-    server = servers["exact"]
+    """Runs all tasks on both backends and compares what each document was given; then the served format's loss."""
     python = python_with("lm-eval", PACKAGES)
     report = Report("lm-eval", version_of(python, "lm_eval"))
     model = demo_folder()
     folder = FOLDER / "lm-eval-run"
     shutil.rmtree(folder, ignore_errors=True)
     _write_tasks(folder)
-    ours = (
-        f"model=demo,base_url={server.url}/v1/completions,tokenized_requests=False,tokenizer={model},"
-        "tokenizer_backend=huggingface,num_concurrent=2,max_retries=1,max_length=2048"
-    )
-    theirs = f"pretrained={model},dtype=float32,max_length=2048"
-    sides = []
-    for name, backend, arguments in (("ours", "local-completions", ours), ("theirs", "hf", theirs)):
-        out = folder / name
-        command = [str(python), "-m", "lm_eval", "run", "--model", backend, "--model_args", arguments]
-        command += [
-            "--tasks",
-            *TASKS,
-            "--include_path",
-            str(folder),
-            "--log_samples",
-            "--output_path",
-            str(out),
-            "--device",
-            "cpu",
-        ]
-        env = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "OPENAI_API_KEY": "none"}
-        env |= {"HF_HOME": str(folder / "cache"), "TOKENIZERS_PARALLELISM": "false"}
-        done = subprocess.run(
-            command, cwd=folder, env=env, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
+    theirs = f"pretrained={model},dtype=float32,max_length={MAX_TOKENS}"
+    sides = [
+        _samples_of(report, python, folder, name, backend, arguments, TASKS)
+        for name, backend, arguments in (
+            ("ours", "local-completions", _ours(servers["exact"], model)),
+            ("theirs", "hf", theirs),
         )
-        report.add(f"{name}: runs", done.returncode == 0, done.stderr.strip()[-400:])
-        if done.returncode != 0:
-            return report
-        sides.append({task: _samples(out, task) for task in TASKS})
+    ]
     counts = _token_counts(python, model, sides[0])
     for task in TASKS:
         _compare(report, task, sides[0][task], sides[1][task], counts)
+    _compare_loss(report, python, folder, model, servers)
     return report
+
+
+def _ours(server: Server, model: Path) -> str:
+    return (
+        f"model={server.model},base_url={server.url}/v1/completions,tokenized_requests=False,tokenizer={model},"
+        f"tokenizer_backend=huggingface,num_concurrent=2,max_retries=1,max_length={MAX_TOKENS}"
+    )
+
+
+def _samples_of(
+    report: Report, python: Path, folder: Path, name: str, backend: str, arguments: str, tasks: tuple[str, ...]
+) -> dict[str, list[dict[str, object]]]:
+    """Runs tasks on one backend; gives each task's samples.
+
+    Raises:
+        RuntimeError: it failed; its words are in ``NAME.log`` of the folder.
+    """
+    out = folder / name
+    command = [str(python), "-m", "lm_eval", "run", "--model", backend, "--model_args", arguments, "--tasks", *tasks]
+    command += ["--include_path", str(folder), "--log_samples", "--output_path", str(out), "--device", "cpu"]
+    env = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "OPENAI_API_KEY": "none"}
+    env |= {"HF_HOME": str(folder / "cache"), "TOKENIZERS_PARALLELISM": "false"}
+    with (folder / f"{name}.log").open("w") as log:
+        done = subprocess.run(
+            command, cwd=folder, env=env, stdout=log, stderr=subprocess.STDOUT, timeout=_TIMEOUT_S, check=False
+        )
+    if done.returncode != 0:
+        raise RuntimeError(f"{backend} failed: {(folder / f'{name}.log').read_text().strip()[-300:]}")
+    report.add(f"{name}: runs", is_ok=True)
+    return {task: _samples(out, task) for task in tasks}
+
+
+def _compare_loss(report: Report, python: Path, folder: Path, model: Path, servers: Mapping[str, Server]) -> None:
+    """What a text loses by the served format: as lm-eval sees it over HTTP, and as ``bench quality`` states it.
+
+    Both sides read the same tokens: lm-eval puts the model's opening token in front of a text, so it stands in the
+    file.
+    """
+    logs = []
+    for name, kind in (("exact-file", "exact-file"), ("served", "chat")):
+        arguments = _ours(servers[kind], model)
+        found = _samples_of(report, python, folder, name, "local-completions", arguments, (TEXT_TASK,))
+        (row,) = found[TEXT_TASK]
+        logs.append(float(str(_values(row)[0])))
+    text = _scored(row)[0]
+    opening = json.loads((model / "tokenizer_config.json").read_text())["bos_token"]
+    (folder / "text.txt").write_text(opening + text)
+    command = [sys.executable, "-m", "headrace", "bench", "quality", "demo", "--quantization", "none", "--json"]
+    done = subprocess.run([*command, "--text", str(folder / "text.txt")], capture_output=True, text=True, check=False)
+    stated = json.loads(done.stdout)
+    count = stated["positions"]
+    loss = (logs[0] - logs[1]) / count
+    told = math.log(stated["measured"][0]["report"]["perplexity"] / stated["reference_perplexity"])
+    check = f"served format: {loss:+.5f} nats a token over {count}, bench quality states {told:+.5f}"
+    report.add(check, abs(loss - told) <= LIMIT_PER_TOKEN, f"apart by more than {LIMIT_PER_TOKEN}")
 
 
 def _write_tasks(folder: Path) -> None:
@@ -86,7 +125,8 @@ def _write_tasks(folder: Path) -> None:
         choice.append({"text": " ".join(words[:half]), "choices": ends, "answer": 0})
     generate = [{"text": sentence + ".", "target": ""} for sentence in sentences[40:46]]
     perplexity = [{"text": ". ".join(sentences[start : start + 5]) + "."} for start in (60, 80)]
-    for name, rows in (("choice", choice), ("generate", generate), ("perplexity", perplexity)):
+    text = [{"text": ". ".join(sentences[100:108]) + "."}]
+    for name, rows in (("choice", choice), ("generate", generate), ("perplexity", perplexity), ("text", text)):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
