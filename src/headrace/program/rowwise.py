@@ -18,7 +18,7 @@ I32 = NDArray[np.int32]
 MIN_LENGTH = np.float32(1e-12)
 """A pooled row is divided by no less, as torch's ``normalize`` does."""
 
-OUTLIER = np.float32(1.5)
+OUTLIER = np.float32(1.25)
 """A group whose largest element is over this multiple of the row's mean of such maxima has a second term."""
 SECOND_STEPS = np.float32(254)
 """Steps of the second term within one step of the first."""
@@ -41,7 +41,7 @@ def quantise(rows: F32) -> tuple[Quantised, Quantised]:
 
     First term: q = round(x · 127/amax), scale = amax/127. A group so small that 127/amax is not finite becomes zeros.
     A group that holds NaN or infinity gets a NaN scale, which spoils every product of its row. Second term: what
-    rounding left, in steps of scale/254, where amax · groups > 1.5 · Σ amax (summed in order).
+    rounding left, in steps of scale/254, where amax · groups > 1.25 · Σ amax (summed in order).
     """
     groups = rows.reshape(len(rows), -1, GROUP)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):

@@ -172,7 +172,7 @@ class CallMaker:
             ("no ids", EMBEDDINGS, {"input": [[]]}, ("no tokens",)),
             ("a number", EMBEDDINGS, {"input": 7}, ("input",)),
             ("an object", EMBEDDINGS, {"input": {"text": word}}, ("input",)),
-            ("texts and numbers", EMBEDDINGS, {"input": [word, 7]}, ("input[1]",)),
+            ("texts and truths", EMBEDDINGS, {"input": [word, True]}, ("input[1]",)),
             ("ids with a fraction", EMBEDDINGS, {"input": [[1, 2.5]]}, ("input[0]",)),
             ("a negative id", EMBEDDINGS, {"input": [[-1]]}, ("input[0]",)),
             ("an id too large", EMBEDDINGS, {"input": [[target.vocab_size]]}, ("vocabulary",)),
