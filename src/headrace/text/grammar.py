@@ -9,26 +9,39 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from typing import Final
+from functools import cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from headrace.base.errors import RequestError
 from headrace.protocol.frames import Grammar, GrammarKind
 from headrace.text.schema import prepare
 
-# A step's mask stays under ~20 ms with these, measured on ambiguous grammars and exploding patterns; the library's own
-# defaults allow 0.8 s. Objects of 500 optional properties need rows of 2,000 items.
-_LIMITS: Final = LLParserLimits(
-    max_items_in_row=4_000,
-    initial_lexer_fuel=500_000,
-    step_lexer_fuel=100_000,
-    step_max_items=5_000,
-    max_lexer_states=50_000,
-    max_grammar_size=200_000,
-)
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLParserLimits
+
+# llguidance is imported where it is first used: most servers see no grammar, and front and worker start without it.
+
+
+@cache
+def _limits() -> LLParserLimits:
+    """Gives what a grammar may cost.
+
+    A step's mask stays under ~20 ms with these, measured on ambiguous grammars and exploding patterns; the library's
+    own defaults allow 0.8 s. Objects of 500 optional properties need rows of 2,000 items.
+    """
+    from llguidance import LLParserLimits
+
+    return LLParserLimits(
+        max_items_in_row=4_000,
+        initial_lexer_fuel=500_000,
+        step_lexer_fuel=100_000,
+        step_max_items=5_000,
+        max_lexer_states=50_000,
+        max_grammar_size=200_000,
+    )
 
 
 def compile_source(grammar: Grammar) -> str:
@@ -37,6 +50,8 @@ def compile_source(grammar: Grammar) -> str:
     Raises:
         ValueError: the source is no JSON where it must be.
     """
+    from llguidance import LLMatcher
+
     match grammar.kind:
         case GrammarKind.JSON:
             return LLMatcher.grammar_from_json_schema(json.dumps(prepare(json.loads(grammar.source))))
@@ -84,6 +99,8 @@ class GrammarVocabulary:
         vocab_size: int,
         encode: Callable[[str], list[int]],
     ) -> None:
+        from llguidance import LLTokenizer, TokenizerWrapper
+
         assert eos_ids, "a grammar that cannot end is of no use"
         assert len(tokens) <= vocab_size
         words = _Words(tokens, special_ids, eos_ids[0], encode)
@@ -112,11 +129,13 @@ class GrammarState:
         Raises:
             RequestError: ``invalid_grammar``, in llguidance's words.
         """
+        from llguidance import LLMatcher
+
         try:
             source = compile_source(grammar)
         except (ValueError, RecursionError) as fault:
             raise grammar_error(str(fault)) from fault
-        matcher = LLMatcher(vocabulary.inner, source, log_level=0, limits=_LIMITS)
+        matcher = LLMatcher(vocabulary.inner, source, log_level=0, limits=_limits())
         if matcher.is_error():
             raise grammar_error(matcher.get_error())
         return cls(matcher, vocabulary.eos_ids)
