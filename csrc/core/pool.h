@@ -2,7 +2,8 @@
 // the others stay parked.
 //
 // Waiting costs: spin for the usual case (peers finish within microseconds), then yield (a peer has lost its core),
-// and between steps park on a futex (nothing to do). Pure spinning was 40x slower when other processes run.
+// and between steps park on a futex (nothing to do). Pure spinning was 40x slower when other processes run. All threads
+// ask for the shortest scheduler slices: a peer that has lost its core comes back soon.
 #pragma once
 
 #include <atomic>

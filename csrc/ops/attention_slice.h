@@ -36,8 +36,8 @@ inline constexpr int32_t kBlockPages = kBlockPositions / kBlockTokens;
 // Queries of one item: enough to pay for the panels, few enough that what belongs to them stays in the second-level
 // cache (96 × (3 × 128 + 128) × 4 B = 196 KB).
 inline constexpr int32_t kItemQueries = 96;
-// From so many queries on a panel pays.
-inline constexpr int32_t kPanelQueries = 8;
+// From so many queries on a panel pays: below, its making costs more than widening again for each tile of queries.
+inline constexpr int32_t kPanelQueries = 48;
 // Vectors of a panel beside each other, at most.
 inline constexpr int32_t kPanelVectors = 2;
 

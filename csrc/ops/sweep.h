@@ -16,8 +16,8 @@ namespace headrace {
 inline constexpr int32_t kUnpackRows = 12;
 // Rows that a weight tile meets before the next one: their sums of two tiles are 32 KiB.
 inline constexpr int32_t kChunkRows = 256;
-// Second terms of a chunk in the order of their groups. A group has one when its maximum is 1.25 times the row's mean of
-// maxima, so at most four fifths of the groups of a row do.
+// Second terms of a chunk in the order of their groups. A group has one when its maximum is 1.25 times the row's mean
+// of maxima, so at most four fifths of the groups of a row do.
 struct SecondTerms {
   int32_t* starts = nullptr;  // [k / 32 + 1], where each group's terms begin
   int8_t* q8 = nullptr;       // [terms][32]
