@@ -33,20 +33,21 @@ inline void write_k(const KvPool& kv, uint8_t* page, int32_t slot, int64_t d, ty
   }
 }
 
-// Writes elements d … d + 15 of token `slot` of a V page. In the bf16 form tokens lie in pairs; the second half of a
-// pair is zeroed with the first, so that a page never shows the values of an earlier owner there.
+// Writes elements d … d + 15 of token `slot` of a V page. In the bf16 form tokens lie in pairs; where no row of this
+// step writes the second half of a pair (`is_last`), it is zeroed with the first, so that a page never shows the values
+// of an earlier owner there. No row writes what another does: threads write them in any order.
 template <class Isa>
-inline void write_v(const KvPool& kv, uint8_t* page, int32_t slot, int64_t d, typename Isa::F value) {
+inline void write_v(const KvPool& kv, uint8_t* page, int32_t slot, int64_t d, typename Isa::F value, bool is_last) {
   if (kv.type == KvType::kF32) {  // [32][D]
     Isa::store(reinterpret_cast<float*>(page) + int64_t{slot} * kv.head_size + d, value);
   } else {  // [32/2][D][2]
     alignas(kAlign) uint16_t values[kLanes];
     Isa::store_bf16(values, value);
     uint16_t* to = reinterpret_cast<uint16_t*>(page) + (int64_t{slot / 2} * kv.head_size + d) * 2;
-    if (slot % 2 == 0) {
-      for (int l = 0; l < kLanes; ++l) to[2 * l] = values[l], to[2 * l + 1] = 0;
-    } else {
-      for (int l = 0; l < kLanes; ++l) to[2 * l + 1] = values[l];
+    to += slot % 2;
+    for (int l = 0; l < kLanes; ++l) to[2 * l] = values[l];
+    if (is_last && slot % 2 == 0) {
+      for (int l = 0; l < kLanes; ++l) to[2 * l + 1] = 0;
     }
   }
 }
@@ -115,11 +116,16 @@ class HeadWriter {
     const int32_t slot = at % kBlockTokens;
     const auto kv_head = static_cast<int32_t>((head - r_.heads) % r_.kv_heads);
     if (is_turned(head)) write_k<Isa>(pages_.pool, pages_.k(block, kv_head), slot, d, value);
-    else write_v<Isa>(pages_.pool, pages_.v(block, kv_head), slot, d, value);
+    else write_v<Isa>(pages_.pool, pages_.v(block, kv_head), slot, d, value, is_last(row));
   }
 
  private:
   int64_t position(int32_t row) const { return step_.positions[static_cast<size_t>(row)]; }
+  // Whether the row is its sequence's last of this step.
+  bool is_last(int32_t row) const {
+    const auto next = static_cast<size_t>(row) + 1;
+    return next == static_cast<size_t>(step_.rows()) || step_.row_seq[next] != step_.row_seq[next - 1];
+  }
 
   const R& r_;
   const ThreadContext& context_;
