@@ -137,7 +137,6 @@ def test_settings_are_shown_and_checked_with_the_parts_of_the_machine(tmp_path: 
     assert [model["thread_share"] for model in examined["models"]] == [2, 1]
 
 
-@pytest.mark.xfail(reason="open fault: vectors differ in bits beside other load since 2026-12-01", strict=False)
 def test_under_mixed_load_each_has_its_share_and_answers_as_alone() -> None:
     script = Path(__file__).parents[2] / "scripts" / "two-models"
     command = [sys.executable, str(script), "--tiny", "--minutes", "0.1", "--alone-seconds", "1", "--shares", "2:1"]
