@@ -57,10 +57,18 @@ LAYOUTS = {
 class Pair:
     """The same program, weights and pool, in the VM and in the reference."""
 
-    def __init__(self, program: Program, weights: Sequence[Packed], kv_type: KvType, isa: str, threads: int) -> None:
+    def __init__(
+        self,
+        program: Program,
+        weights: Sequence[Packed],
+        kv_type: KvType,
+        isa: str,
+        threads: int,
+        max_rows: int = MAX_ROWS,
+    ) -> None:
         self.is_exact = isa != "avx512bf16" or kv_type is KvType.F32
         self.program, spec = program, program.spec
-        self.encoded = encode(self.program, MAX_ROWS)
+        self.encoded = encode(self.program, max_rows)
         verify(self.program)
         verify_encoded(self.program, self.encoded)
         self.reference = Interpreter(self.program, weights, kv_type=kv_type, blocks=BLOCKS, isa=isa)
@@ -70,7 +78,7 @@ class Pair:
             weights,
             threads=threads,
             isa=isa,
-            max_rows=MAX_ROWS,
+            max_rows=max_rows,
             max_sequences=8,
             max_outputs=MAX_ROWS,
             max_top=20,
@@ -306,6 +314,21 @@ def test_any_number_of_rows_gives_the_same_bits(isa: str, rows: int) -> None:
     case = pair(LAYOUTS["mixed"], rows, isa)
 
     case.compare(conversation(case, rows).step({0: rows}))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_values_of_a_pair_meet_in_their_page_whichever_thread_comes_first(isa: str) -> None:
+    """Two values share a word of a page; a chunk of rows ends between them, since the text before is of odd length."""
+    rows = 520
+    random = np.random.default_rng(7)
+    program = build_program(random_spec(random, num_hidden_layers=1))
+    case = Pair(program, random_weights(random, program, LAYOUTS["bf16"]), KvType.BF16, isa, 3, max_rows=rows)
+    step = conversation(case, 7).step({0: 3, 1: rows - 3}, plain_outputs([], np.zeros(0, np.int32)))
+    case.reference.step(step, max_top=20)
+
+    for _ in range(10):
+        case.vm_step(step)
+        case.compare_pages(step)
 
 
 @pytest.mark.parametrize("layouts", ["f32", "bf16", "f16", "q8", "q4", "q4m"])
