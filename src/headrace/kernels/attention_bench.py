@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.kernels import vm
+from headrace.kernels.microbench import PackedWeight
 from headrace.program.cost import Arithmetic
 from headrace.program.opcodes import BLOCK_TOKENS, KvType, Layout, Norm, Opcode
 from headrace.program.records import OUTPUT_DTYPE, pack_record
@@ -24,16 +25,10 @@ from headrace.program.records import OUTPUT_DTYPE, pack_record
 _INPUT = 32  # width of what q, k and v are made from: little work, and numbers of all kinds
 
 
-@dataclass(frozen=True, slots=True)
-class _Weight:
-    layout: Layout
-    n: int
-    k: int
-    data: NDArray[np.uint8]
-
-
-def _packed(rng: np.random.Generator, n: int, k: int) -> _Weight:
-    return _Weight(Layout.F32, n, k, vm.pack(Layout.F32, "F32", rng.standard_normal((n, k), dtype=np.float32), n, k))
+def _packed(rng: np.random.Generator, n: int, k: int) -> PackedWeight:
+    return PackedWeight(
+        Layout.F32, n, k, vm.pack(Layout.F32, "F32", rng.standard_normal((n, k), dtype=np.float32), n, k)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +53,13 @@ class _Step:
 
 
 def _machine(
-    options: argparse.Namespace, weights: list[_Weight], rows: int, sequences: int, blocks: int, *, has_attention: bool
+    options: argparse.Namespace,
+    weights: list[PackedWeight],
+    rows: int,
+    sequences: int,
+    blocks: int,
+    *,
+    has_attention: bool,
 ) -> vm.Vm:
     heads, kv_heads, size = options.heads, options.kv_heads, options.head_size
     x_bytes = -(-rows * _INPUT * 4 // 64) * 64

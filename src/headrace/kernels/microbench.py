@@ -23,7 +23,9 @@ _LAYOUTS = (Layout.Q4M, Layout.Q4, Layout.Q8, Layout.BF16, Layout.F16, Layout.F3
 
 
 @dataclass(frozen=True, slots=True)
-class _Weight:
+class PackedWeight:
+    """A packed weight, as the VM takes it."""
+
     layout: Layout
     n: int
     k: int
@@ -67,7 +69,7 @@ def main() -> int:
         memory = vm.aligned_empty(layers * packed.size)
         memory.reshape(layers, -1)[:] = packed
         bandwidth = vm.probe_bandwidth(memory.size, options.threads)
-        weights = [_Weight(layout, n, k, memory[i * packed.size : (i + 1) * packed.size]) for i in range(layers)]
+        weights = [PackedWeight(layout, n, k, memory[i * packed.size : (i + 1) * packed.size]) for i in range(layers)]
         rows_max = max(options.rows)
         out = -(-rows_max * k * 4 // 64) * 64
         records = b"".join(
