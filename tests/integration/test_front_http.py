@@ -101,6 +101,9 @@ async def test_models_are_listed_with_slashes_encoded_or_not(make_house: Any) ->
         pytest.param({"content-type": "text/plain"}, 415, id="text"),
         pytest.param({"content-type": "application/x-www-form-urlencoded"}, 415, id="form"),
         pytest.param({"content-type": "application/json", "content-encoding": "gzip"}, 415, id="gzip"),
+        pytest.param({"content-type": "application/json", "content-encoding": "gzip, chunked"}, 415, id="list"),
+        pytest.param({"content-type": "application/json", "content-encoding": "identity, br"}, 415, id="list-end"),
+        pytest.param({"content-type": "application/json", "content-encoding": "Identity, identity"}, 200, id="as-is"),
         pytest.param({"content-type": "Application/JSON; charset=utf-8"}, 200, id="charset"),
     ],
 )
@@ -109,6 +112,24 @@ async def test_only_plain_json_bodies_are_read(make_house: Any, headers: dict[st
 
     async with house.client.post(house.url(CHAT_PATH), data=json.dumps(CHAT).encode(), headers=headers) as response:
         assert response.status == status
+
+
+@pytest.mark.parametrize(
+    ("header", "words"),
+    [
+        pytest.param(b"content-encoding: identity\r\ncontent-encoding: gzip", b"content-encoding 'gzip'", id="twice"),
+        pytest.param(b"transfer-encoding: gzip, chunked", b"transfer-encoding 'gzip'", id="transfer"),
+    ],
+)
+async def test_a_coding_that_is_not_undone_is_named(make_house: Any, header: bytes, words: bytes) -> None:
+    house = await make_house()
+    head = f"POST {CHAT_PATH} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n".encode()
+    length = b"" if b"chunked" in header else b"content-length: 2\r\n"
+
+    answer = await raw(house, head + length + header + b"\r\n\r\n" + (b"{}" if length else b"2\r\n{}\r\n0\r\n\r\n"))
+
+    assert status_of(answer) == 415
+    assert words in answer
 
 
 @pytest.mark.parametrize("path", POST_PATHS)

@@ -293,6 +293,56 @@ async def test_a_stop_string_stays_where_asked(make_house: Any) -> None:
     assert "".join(json.loads(frame)["choices"][0]["text"] for frame in frames[:-1]) == "one, two"
 
 
+@pytest.mark.parametrize(
+    ("more", "without", "text"),
+    [
+        pytest.param({"stop_token_ids": [ord("t")]}, "one, ", "one, t", id="id"),
+        pytest.param({"stop_token_ids": [ord("t")], "stop": ["two"]}, "one, ", "one, t", id="id-begins-a-stop"),
+        pytest.param({"stop_token_ids": [ord("t")], "stop": [" t"]}, "one, ", "one, t", id="id-ends-a-stop"),
+        pytest.param({"max_tokens": 3}, "one", "one", id="length"),
+        pytest.param({}, "one, two", "one, two", id="end-without-text"),
+    ],
+)
+async def test_the_text_of_a_stop_id_stays_where_asked(make_house: Any, more: Any, without: str, text: str) -> None:
+    house = await make_house(Script(default=Reply(text="one, two"), eos_token_ids=(256,)))  # which has no text
+    body = {"model": "bytes", "prompt": "x", "max_tokens": 50, "logprobs": 1, "return_token_ids": True, **more}
+
+    _, plain, _ = await house.post("/v1/completions", body)
+    body["include_stop_str_in_output"] = True
+    _, whole, _ = await house.post("/v1/completions", body)
+    chunks = [json.loads(frame)["choices"][0] for frame in (await house.stream("/v1/completions", body))[:-1]]
+
+    (choice,) = whole["choices"]
+    assert plain["choices"][0]["text"] == without
+    assert choice["text"] == "".join(chunk["text"] for chunk in chunks) == text
+    assert choice["token_ids"] == [token for chunk in chunks for token in chunk["token_ids"]] == list(text.encode())
+    assert "".join(choice["logprobs"]["tokens"]) == text
+    assert None not in choice["logprobs"]["token_logprobs"]
+    assert whole["usage"]["completion_tokens"] == len(text)
+
+
+async def test_a_scored_prompt_needs_no_answer(make_house: Any) -> None:
+    house = await make_house()
+
+    _, body, _ = await house.post(
+        "/v1/completions", {"model": "bytes", "prompt": "abc", "max_tokens": 0, "prompt_logprobs": 1}
+    )
+
+    (choice,) = body["choices"]
+    assert (choice["text"], choice["finish_reason"], len(choice["prompt_logprobs"])) == ("", "length", 3)
+    assert body["usage"]["completion_tokens"] == 0
+
+
+async def test_a_result_of_a_call_that_is_not_there_goes_to_the_template(make_house: Any) -> None:
+    house = await make_house()
+    messages = [*CHAT["messages"], {"role": "tool", "tool_call_id": "call_gone", "content": "42"}]
+
+    status, _, _ = await house.post("/v1/chat/completions", {**CHAT, "messages": messages})
+
+    assert status == 200
+    assert b"42" in bytes(house.worker.received[0].prompt_ids)
+
+
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
 @pytest.mark.parametrize(
     ("more", "finish", "stop"),

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.engine.prefix import HashChain
-from headrace.protocol.frames import Finished, FinishReason, Submit
+from headrace.protocol.frames import Finished, FinishReason, Submit, TokenLogprobs
 
 # Added to the logits of tokens that may not be chosen yet. Far below any logit, far from overflow in f32.
 BANNED_BIAS = -1.0e9
@@ -203,7 +203,13 @@ class Request:
         if self.counts is not None:
             self.counts.add(token)
 
-    def finished(self, reason: FinishReason, now_s: float, stop_token_id: int | None = None) -> Finished:
+    def finished(
+        self,
+        reason: FinishReason,
+        now_s: float,
+        stop_token_id: int | None = None,
+        stop_logprobs: TokenLogprobs | None = None,
+    ) -> Finished:
         """Returns the event that ends it well."""
         admitted_at_s = now_s if self.admitted_at_s is None else self.admitted_at_s
         first_token_at_s = now_s if self.first_token_at_s is None else self.first_token_at_s
@@ -218,6 +224,7 @@ class Request:
             decode_s=now_s - first_token_at_s,
             stop_token_id=stop_token_id,
             num_preemptions=self.num_preemptions,
+            stop_logprobs=stop_logprobs,
         )
 
 

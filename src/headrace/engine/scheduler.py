@@ -459,7 +459,7 @@ class Scheduler:
         submit = request.submit
         if token in request.stop_ids and request.num_output >= submit.min_tokens:
             self._deliver(request, earlier, result, rows[:-1])
-            self._finish(request, FinishReason.STOP, now_s, token)
+            self._stop(request, token, result, rows[-1], now_s)
             return
         is_complete = False
         if request.rule is not None:
@@ -468,7 +468,7 @@ class Scheduler:
                 self._fail(request, "grammar_failed", f"the grammar cannot be followed further: {request.rule.failure}")
                 return
             if is_complete and request.rule.is_end(token):
-                self._finish(request, FinishReason.STOP, now_s, token)
+                self._stop(request, token, result, rows[-1], now_s)
                 return
         request.append(token)
         self._deliver(request, [*earlier, token], result, rows)
@@ -487,10 +487,17 @@ class Scheduler:
 
     # --- endings --------------------------------------------------------------------------------------------------
 
-    def _finish(self, request: Request, reason: FinishReason, now_s: float, stop_token_id: int | None = None) -> None:
+    def _finish(self, request: Request, reason: FinishReason, now_s: float) -> None:
         self._end(request)
         self.totals.finished += 1
-        self._tell(request.owner, request.finished(reason, now_s, stop_token_id))
+        self._tell(request.owner, request.finished(reason, now_s))
+
+    def _stop(self, request: Request, token: int, result: StepResult, row: int, now_s: float) -> None:
+        """Ends a request with a token that is no part of its output; ``row`` of the result is the token's."""
+        self._end(request)
+        self.totals.finished += 1
+        scores = None if request.submit.sampling.num_logprobs is None else _logprobs(result, row)
+        self._tell(request.owner, request.finished(FinishReason.STOP, now_s, token, scores))
 
     def _fail(self, request: Request, code: str, message: str) -> None:
         self._end(request)

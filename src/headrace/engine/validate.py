@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from headrace.base.errors import ContextLengthError, RequestError
-from headrace.protocol.frames import ID_BYTES, MAX_GRAMMAR_CHARS, Encode, EncodeForm, Sampling, Submit
+from headrace.protocol.frames import ID_BYTES, LEAST_POSITIVE, MAX_GRAMMAR_CHARS, Encode, EncodeForm, Sampling, Submit
 
 MAX_SAMPLE_LOGPROBS = 20
 MAX_ECHO_LOGPROBS = 256
@@ -121,7 +121,7 @@ def _check_sampling(sampling: Sampling, vocab_size: int) -> None:
     if sampling.top_p == 0.0:
         raise RequestError("top_p is 0, it must be above 0 and at most 1", param="top_p")
     _check_range("min_p", sampling.min_p, 0.0, 1.0)
-    _check_range("repetition_penalty", sampling.repetition_penalty, 1e-3, 1e3)
+    _check_range("repetition_penalty", sampling.repetition_penalty, LEAST_POSITIVE, 1e3)
     _check_range("presence_penalty", sampling.presence_penalty, -2.0, 2.0)
     _check_range("frequency_penalty", sampling.frequency_penalty, -2.0, 2.0)
     if sampling.num_logprobs is not None:

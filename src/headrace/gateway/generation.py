@@ -78,7 +78,7 @@ class Reader(Protocol):
 
 
 class Echo:
-    """The prompt of an echoing completion.
+    """What an answer begins with: the prompt of an echoing completion.
 
     Args:
         text: what the client sent (or what its ids decode to).
@@ -104,7 +104,7 @@ class Generation:
         pieces: for log-probabilities, None where none were asked for.
         echo: None, or the prompt that comes first.
         reader: None where the answer is plain text.
-        has_stop_in_output: the stop string that ends the answer is a part of it.
+        has_stop_in_output: the stop string that ends the answer is a part of it, or the text of the id that does.
         keeps_scores: log-probabilities of the prompt are kept for the whole answer.
         keeps_ids: pieces carry the ids of their tokens.
         shows_ids: log-probabilities name tokens by id.
@@ -175,7 +175,10 @@ class Generation:
             return self._take_tokens(event)
         before = self.output_tokens
         pieces = self._take_tokens(event)
-        ids = event.ids[: self.output_tokens - before]
+        return self._naming(pieces, event.ids[: self.output_tokens - before])
+
+    def _naming(self, pieces: list[Piece], ids: list[int]) -> list[Piece]:
+        """Gives the pieces with the ids of their tokens."""
         if not ids:
             return pieces
         # The first piece may be the echo of the prompt, whose tokens these are not.
@@ -241,7 +244,7 @@ class Generation:
         self.output_tokens = max(self.output_tokens, event.output_tokens)
         if event.stop_token_id is not None and event.stop_token_id in self._stop_ids:
             self._stop_id = event.stop_token_id
-        text = self._text.flush()
+        text, ids = self._ending(event)
         self._num_decoded += len(text)
         reason = "stop" if event.reason is FinishReason.STOP else "length"
         if self._stops is not None:
@@ -253,7 +256,24 @@ class Generation:
             else:
                 text += self._stops.flush()
         self._end(reason)
-        return [*pieces, *self._pieces_of(text)]
+        said = self._pieces_of(text)
+        return [*pieces, *(self._naming(said, ids) if self._keeps_ids else said)]
+
+    def _ending(self, event: Finished) -> tuple[str, list[int]]:
+        """Gives what was held back, with the text of the id that ended it where that is a part of the answer.
+
+        Then it is a token of the answer like the others; a special one that has no text in it is none.
+        """
+        token = event.stop_token_id
+        if token is None or not self._has_stop_in_output:
+            return self._text.flush(), []
+        text = self._text.push((token,)) + self._text.flush()
+        if not text:
+            return text, []
+        self.output_tokens += 1
+        if self._pieces is not None:
+            self._hold(token, event.stop_logprobs, text)
+        return text, [token]
 
     def _end(self, reason: str) -> None:
         self.is_done = True

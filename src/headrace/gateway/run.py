@@ -189,8 +189,8 @@ class Run:
         echo = None
         if is_echo(self.request):
             echo = Echo(prompt.text, prompt.ids, list(prompt.offsets), has_logprobs=has_logprobs, is_alone=is_alone)
-        elif prompt.text:  # the final message that a chat goes on with
-            echo = Echo(prompt.text, [], [], has_logprobs=False, is_alone=False)
+        elif prompt.text or is_alone:  # the final message that a chat goes on with; or nothing, of a scored prompt
+            echo = Echo(prompt.text, [], [], has_logprobs=False, is_alone=is_alone)
         reader = self._make_reader(prompt)
         is_chat = isinstance(self.request, ChatRequest)
         return Generation(

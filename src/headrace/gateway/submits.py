@@ -9,11 +9,10 @@ from typing import Final
 from headrace.base.errors import RequestError
 from headrace.gateway.render import Prompt, context_error
 from headrace.gateway.ticket import BACKSTOP_S
-from headrace.protocol.frames import Grammar, Sampling, Submit
+from headrace.protocol.frames import LEAST_POSITIVE, Grammar, Sampling, Submit
 from headrace.protocol.openai import ChatRequest, CompletionRequest, GenerateRequest, Options
 
 _MASK64: Final = 2**64 - 1
-_LEAST: Final = 1e-30  # what must be over 0 stays so in the engine's f32, whose smallest normal number is 1.2e-38
 # Odd, so that seed + index · step never repeats within n ≤ 8 (the golden ratio in 64 bits, as in splitmix64).
 _SEED_STEP: Final = 0x9E3779B97F4A7C15
 
@@ -137,9 +136,9 @@ def _sampling(options: Options, seed: int) -> Sampling:
     return Sampling(
         temperature=options.temperature,
         top_k=options.top_k,
-        top_p=max(options.top_p, _LEAST),
+        top_p=max(options.top_p, LEAST_POSITIVE),
         min_p=options.min_p,
-        repetition_penalty=max(options.repetition_penalty, _LEAST),
+        repetition_penalty=max(options.repetition_penalty, LEAST_POSITIVE),
         presence_penalty=options.presence_penalty,
         frequency_penalty=options.frequency_penalty,
         seed=seed,

@@ -15,6 +15,7 @@ import sys
 from array import array
 from collections.abc import Sequence
 from enum import StrEnum
+from typing import Final
 
 import msgspec
 
@@ -51,6 +52,10 @@ class FinishReason(StrEnum):
     ABORTED = "aborted"
 
 
+# What must be over 0 stays so in the engine's f32, whose smallest normal number is 1.2e-38.
+LEAST_POSITIVE: Final = 1e-30
+
+
 class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     """How to choose tokens. Ranges are checked by the front and re-checked by the worker.
 
@@ -59,7 +64,7 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
         top_k: 0 keeps all tokens.
         top_p: in (0, 1].
         min_p: in [0, 1]; relative to the most likely token.
-        repetition_penalty: > 0; over prompt and output (1 is none).
+        repetition_penalty: ≥ LEAST_POSITIVE; over prompt and output (1 is none).
         presence_penalty, frequency_penalty: in [-2, 2]; over output only.
         seed: any 64-bit value; random numbers are keyed by (seed, position).
         logit_bias: token id to added logit, each in [-100, 100].
@@ -228,7 +233,10 @@ class Encoded(msgspec.Struct, tag="encoded", tag_field="t", frozen=True):
 
 
 class Finished(msgspec.Struct, tag="finished", tag_field="t", frozen=True, omit_defaults=True):
-    """The request ended well. Times are seconds on the worker's monotonic clock, as durations."""
+    """The request ended well. Times are seconds on the worker's monotonic clock, as durations.
+
+    ``stop_logprobs`` belong to the id that ended it, where log-probabilities were asked for.
+    """
 
     request_id: str
     reason: FinishReason
@@ -240,6 +248,7 @@ class Finished(msgspec.Struct, tag="finished", tag_field="t", frozen=True, omit_
     decode_s: float
     stop_token_id: int | None = None
     num_preemptions: int = 0
+    stop_logprobs: TokenLogprobs | None = None
 
 
 class Failed(msgspec.Struct, tag="failed", tag_field="t", frozen=True):

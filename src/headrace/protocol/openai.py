@@ -30,6 +30,8 @@ MAX_LOGIT_BIAS: Final = 1024
 MAX_ALLOWED_TOKEN_IDS: Final = 2**16
 MAX_SEQUENCES: Final = 128
 MAX_TOKEN_ID: Final = 2**31 - 1
+# Token ids in one list to be read.
+MAX_IDS: Final = 2**20
 # What fits a 32-bit counter; the model's context is the real limit.
 MAX_MAX_TOKENS: Final = 2**31 - 1
 # A field that is a variable of chat templates.
@@ -38,7 +40,7 @@ _MODEL_CHARS: Final = 256
 
 # Names that steer a server from inside; no client may set them.
 _FORBIDDEN: Final = frozenset({"api_base", "base_url", "chat_template", "trust_remote_code"})
-_RESERVED_TEMPLATE_NAMES: Final = frozenset(
+RESERVED_TEMPLATE_NAMES: Final = frozenset(
     {"messages", "tools", "documents", "add_generation_prompt", "chat_template", "tokenize", "bos_token", "eos_token"}
 )
 
@@ -194,15 +196,20 @@ def parse_completion(body: bytes) -> CompletionRequest:
     echo = fields.flag("echo")
     num_logprobs = fields.integer("logprobs", 0, MAX_TOP_LOGPROBS)
     best_of = fields.integer("best_of", 1, MAX_N)
-    # max_tokens 0 with echo asks for the prompt and its log-probabilities alone, as loglikelihood harnesses do.
     options = _take_options(
         fields,
         num_logprobs=num_logprobs,
         max_completion_tokens=None,
-        low_max_tokens=0 if echo else 1,
+        low_max_tokens=0,
         add_special_tokens=True,
         best_of=best_of,
     )
+    # 0 asks for the prompt and its log-probabilities alone, as loglikelihood harnesses do.
+    if options.max_tokens == 0 and not echo and options.prompt_logprobs is None:
+        raise RequestError(
+            "max_tokens must be at least 1, got 0, which is for echo or prompt_logprobs: the prompt alone",
+            param="max_tokens",
+        )
     if len(prompts) * options.best_of > MAX_SEQUENCES:
         raise RequestError(
             f"{len(prompts)} prompts times n {options.best_of} is over the limit of {MAX_SEQUENCES}: send fewer",
@@ -411,7 +418,7 @@ def _take_template_values(fields: Fields) -> dict[str, str | int | float | bool]
     checked: dict[str, str | int | float | bool] = {}
     for name, value in values.items():
         param = "chat_template_kwargs"
-        if name in _RESERVED_TEMPLATE_NAMES or not name.isidentifier() or len(name) > 64:
+        if name in RESERVED_TEMPLATE_NAMES or not name.isidentifier() or len(name) > 64:
             raise RequestError(f"{param} may not set {shown(name)}", param=param)
         if isinstance(value, (str, int, float, bool)):
             checked[name] = value

@@ -98,7 +98,7 @@ class Exchange:
         Raises:
             PayloadTooLarge: more than ``max_bytes``; told from the length header before anything is read.
             RequestTimeout: no byte for ``idle_s``, or not whole after six times that.
-            UnsupportedMedia: not JSON, or compressed.
+            UnsupportedMedia: not JSON, or coded: compressed, for example.
             ClientGoneError: the connection closed.
         """
         if self._body is not None:
@@ -202,14 +202,21 @@ class Exchange:
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
     def _check_media(self) -> None:
-        encoding = self.header(b"content-encoding")
-        if encoding is not None and encoding.strip().lower() not in (b"", b"identity"):
-            raise UnsupportedMedia(
-                "compressed bodies are not accepted: send the JSON as it is", code="unsupported_encoding"
-            )
+        for name, harmless in ((b"content-encoding", b"identity"), (b"transfer-encoding", b"chunked")):
+            for coding in self._listed(name) if name in self._headers else ():
+                if coding != harmless:
+                    raise UnsupportedMedia(
+                        f"{name.decode()} {coding.decode('latin-1')[:64]!r} is not accepted: send the JSON as it is",
+                        code="unsupported_encoding",
+                    )
         media = (self.header(b"content-type") or b"").partition(b";")[0].strip().lower()
         if media != b"application/json":
             raise UnsupportedMedia("content-type must be application/json")
+
+    def _listed(self, name: bytes) -> list[bytes]:
+        """Gives the words of a header that is a list, in lower case; it may stand there several times."""
+        values = b",".join(value for header, value in self.scope["headers"] if header == name)
+        return [word for part in values.lower().split(b",") if (word := part.strip())]
 
     async def _linger(self) -> None:
         size = 0

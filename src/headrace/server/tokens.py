@@ -15,7 +15,7 @@ from headrace.protocol.anthropic import parse_count
 from headrace.protocol.fields import Fields, as_integer
 from headrace.protocol.frames import Welcome
 from headrace.protocol.launch import Kind
-from headrace.protocol.openai import MAX_TOKEN_ID, ChatRequest, chat_from_values, parse_chat
+from headrace.protocol.openai import MAX_IDS, MAX_TOKEN_ID, ChatRequest, chat_from_values, parse_chat
 from headrace.protocol.strict_json import decode_object
 from headrace.server.exchange import Exchange
 from headrace.server.ignored import IgnoredFields
@@ -23,7 +23,6 @@ from headrace.server.ignored import IgnoredFields
 # Texts longer than the context are told their length too, up to this many contexts.
 _TEXT_RATIO: Final = 8
 _MAX_TEXT: Final = 2**26
-_MAX_IDS: Final = 2**20
 # The class of transformers that reads the same files.
 _TOKENIZER_CLASS: Final = "PreTrainedTokenizerFast"
 # What /tokenize reads beside the fields of a conversation.
@@ -114,7 +113,7 @@ class TokenPages:
         fields = Fields(decode_object(body))
         pipeline, identity = self._find(fields)
         is_named = fields.take("model") is not None
-        items = fields.items("tokens", _MAX_IDS)
+        items = fields.items("tokens", MAX_IDS)
         if items is None:
             raise fields.missing("tokens")
         ids = [token for item in items if (token := as_integer(item)) is not None and 0 <= token <= MAX_TOKEN_ID]

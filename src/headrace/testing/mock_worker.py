@@ -511,6 +511,7 @@ class _Run:
     ) -> Finished:
         started_at_s = now_s if self.started_at_s is None else self.started_at_s
         first_at_s = now_s if self.first_token_at_s is None else self.first_token_at_s
+        num_top = self.request.sampling.num_logprobs if isinstance(self.request, Submit) else None
         return Finished(
             request_id=self.request.request_id,
             reason=reason,
@@ -521,6 +522,7 @@ class _Run:
             prefill_s=first_at_s - started_at_s,
             decode_s=now_s - first_at_s,
             stop_token_id=stop_token_id,
+            stop_logprobs=None if num_top is None or stop_token_id is None else _logprobs(stop_token_id, num_top),
         )
 
 

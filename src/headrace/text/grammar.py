@@ -22,6 +22,9 @@ from headrace.text.schema import prepare
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLParserLimits
 
+# llguidance's word for a mask without a token.
+_NO_TEXT = "NoExtensionBias"
+
 # llguidance is imported where it is first used: most servers see no grammar, and front and worker start without it.
 
 
@@ -185,6 +188,8 @@ def grammar_error(message: str, param: str | None = None) -> RequestError:
 def _first_line(message: str) -> str:
     """Gives what a client needs of llguidance's message: its dump of the parser's state is for its authors."""
     text = message.partition("<state>")[0].strip()
+    if text.startswith(_NO_TEXT):
+        return "no text can match it: a rule or a reference in it leads to nothing but itself"
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     errors = [line for line in lines[1:] if line.startswith("error:")]
     return "; ".join([*lines[:1], *errors[:1]])[:400]

@@ -8,9 +8,11 @@ memory by an address space that is set once. End of input ends the process.
 
 from __future__ import annotations
 
+import json
 import resource
 import signal
 import socket
+import struct
 import sys
 from pathlib import Path
 from typing import Final
@@ -21,9 +23,17 @@ import numpy as np
 from headrace.base.errors import RequestError
 from headrace.protocol.frames import Grammar, GrammarKind
 from headrace.text.grammar import GrammarState, GrammarVocabulary, grammar_error
-from headrace.text.grammar_verdict import HEADER, Verdict
+from headrace.text.schema import find_loop
 
+HEADER: Final = struct.Struct(">I")
 _EOS: Final = 256
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """What was found: the grammar as it is to be used, or an error's message."""
+
+    grammar: Grammar | None = None
+    error: str | None = None
 
 
 def byte_vocabulary() -> GrammarVocabulary:
@@ -37,6 +47,11 @@ def judge(grammar: Grammar, vocabulary: GrammarVocabulary) -> Verdict:
     try:
         if grammar.kind is GrammarKind.LARK and "::=" in grammar.source:
             grammar = Grammar(GrammarKind.LARK, _from_gbnf(grammar.source))
+        loop = find_loop(json.loads(grammar.source)) if grammar.kind is GrammarKind.JSON else None
+        if loop is not None:
+            raise grammar_error(
+                f"the $ref {loop!r} leads back to itself before any value ends: no finite value fits it"
+            )
         state = GrammarState.build(grammar, vocabulary)
         state.fill(np.zeros(vocabulary.words_per_mask, np.uint32))
         if state.failure is not None:

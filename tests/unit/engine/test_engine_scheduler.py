@@ -10,6 +10,7 @@ import pytest
 
 from headrace.engine.scheduler import SchedulerConfig
 from headrace.protocol.frames import (
+    LEAST_POSITIVE,
     EchoLogprobs,
     Failed,
     Finished,
@@ -266,6 +267,14 @@ def test_bad_field_fails_that_request_and_nothing_else(changes: dict[str, object
     assert isinstance(bad, Failed)
     assert (bad.code, bad.has_started) == (code, False)
     assert machine.tokens("good") == expected_tokens(submit("good"), 8)
+
+
+def test_whatever_is_over_0_is_a_repetition_penalty() -> None:
+    machine = Machine(CONFIG)
+
+    machine.run(submit("least", sampling=Sampling(repetition_penalty=LEAST_POSITIVE)))
+
+    assert isinstance(machine.ending("least"), Finished)
 
 
 def test_any_64_bit_seed_is_taken() -> None:

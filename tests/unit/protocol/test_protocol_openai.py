@@ -278,10 +278,21 @@ def test_a_prompt_has_four_forms(prompt: Any, expected: Any) -> None:
     assert completion(prompt=prompt).prompts == expected
 
 
-def test_zero_tokens_are_legal_with_echo_only() -> None:
+def test_zero_tokens_are_legal_where_the_prompt_alone_is_of_use() -> None:
     assert completion(max_tokens=0, echo=True).options.max_tokens == 0
-    with pytest.raises(RequestError):
-        completion(max_tokens=0)
+    assert completion(max_tokens=0, prompt_logprobs=0).options.max_tokens == 0
+    with pytest.raises(RequestError, match="max_tokens must be at least 1, got 0") as caught:
+        completion(max_tokens=0, logprobs=1)
+
+    assert caught.value.param == "max_tokens"
+
+
+@pytest.mark.parametrize("fields", [{"prompt": None}, {}], ids=["null", "absent"])
+def test_a_prompt_that_is_not_there_is_named(fields: dict[str, Any]) -> None:
+    with pytest.raises(RequestError, match="prompt is required") as caught:
+        parse_completion(json.dumps({"model": "m", **fields}).encode())
+
+    assert (caught.value.param, caught.value.stable_code) == ("prompt", "missing_required")
 
 
 @pytest.mark.parametrize("fields", [{"best_of": 1, "n": 2}, {"best_of": 3, "stream": True}, {"best_of": 9}], ids=str)

@@ -110,6 +110,31 @@ def check() -> Iterator[GrammarCheck]:
         pytest.param(schema({"type": "strin"}), "strin", id="type"),
         pytest.param(schema(False), "false", id="false"),
         pytest.param(schema({"$ref": "http://127.0.0.1/x"}), "http://127.0.0.1/x", id="remote"),
+        pytest.param(schema({"$ref": "#"}), "'#' leads back to itself", id="loop"),
+        pytest.param(
+            schema({"$ref": "#/$defs/a~1b", "$defs": {"a/b": {"allOf": [{"$ref": "#/$defs/a~1b"}]}}}),
+            "'#/$defs/a~1b' leads back to itself",
+            id="loop-in-allof",
+        ),
+        pytest.param(
+            schema(
+                {
+                    "properties": {"x": {"$ref": "#/$defs/a"}},
+                    "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}},
+                }
+            ),
+            "leads back to itself",
+            id="loop-of-two",
+        ),
+        pytest.param(
+            schema({"type": "object", "properties": {"x": {"$ref": "#"}}, "required": ["x"]}),
+            "no finite value fits",
+            id="endless-object",
+        ),
+        pytest.param(
+            schema({"type": "array", "items": {"$ref": "#"}, "minItems": 1}), "no finite value", id="endless-list"
+        ),
+        pytest.param(Grammar(GrammarKind.LARK, "start: a\na: a"), "nothing but itself", id="loop-of-rules"),
         pytest.param(Grammar(GrammarKind.REGEX, "(a"), "unclosed", id="regex"),
         pytest.param(Grammar(GrammarKind.REGEX, "(?=a)b"), "look-around", id="look-around"),
         pytest.param(Grammar(GrammarKind.LARK, "start: nobody"), "nobody", id="lark"),
@@ -123,6 +148,20 @@ def test_a_bad_grammar_is_refused_with_its_fault(check: GrammarCheck, grammar: G
     assert caught.value.stable_code == "invalid_grammar"
     assert words in caught.value.message
     assert len(caught.value.message) < 600
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        pytest.param({"type": "object", "properties": {"x": {"$ref": "#"}}}, id="optional"),
+        pytest.param({"anyOf": [{"$ref": "#/$defs/list"}, {"type": "null"}], "$defs": {"list": {
+            "type": "object", "properties": {"next": {"$ref": "#"}}, "required": ["next"]}}}, id="ends-with-null"),
+        pytest.param({"type": "array", "items": {"$ref": "#"}}, id="list"),
+        pytest.param({"properties": {"$ref": {"type": "string"}}, "type": "object"}, id="a-property-of-that-name"),
+    ],
+)  # fmt: skip
+def test_a_schema_that_refers_to_itself_and_ends_is_taken(check: GrammarCheck, value: object) -> None:
+    assert check.check(schema(value), "response_format")
 
 
 def test_gbnf_becomes_lark(check: GrammarCheck) -> None:
