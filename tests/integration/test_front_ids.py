@@ -153,6 +153,35 @@ async def test_pieces_of_tokens_are_texts_or_bytes(make_house: Any) -> None:
     jsonschema.validate(body, {**components["schemas"]["Tokens"], "components": components})
 
 
+@pytest.mark.parametrize(
+    "more",
+    [
+        pytest.param({}, id="plain"),
+        pytest.param(
+            {"return_token_ids": True, "prompt_logprobs": 1, "truncate_prompt_tokens": 3}, id="ids-and-scores"
+        ),
+        pytest.param({"logprobs": 2, "echo": True}, id="echo"),
+        pytest.param({"max_tokens": 0, "prompt_logprobs": 2}, id="prompt-alone"),
+    ],
+)
+@pytest.mark.parametrize("path", PATHS)
+async def test_answers_are_as_the_document_describes_them(make_house: Any, path: str, more: dict[str, Any]) -> None:
+    house = await make_house(Script(default=Reply(text=SAID)))
+    if "chat" in path:
+        tops = {"logprobs": True, "top_logprobs": 2} if "logprobs" in more else {}
+        more = {**more, "max_tokens": 9, "echo": False, **tops}
+    document: Any = build_document("1")
+    kind = "ChatAnswer" if "chat" in path else "CompletionAnswer"
+
+    status, body, _ = await house.post(path, (CHAT if "chat" in path else TEXT) | {"max_tokens": 9} | more)
+
+    assert status == 200
+    shape = {**document["components"]["schemas"][kind], "components": document["components"]}
+    jsonschema.validate(body, shape)
+    assert set(body) == set(shape["properties"])
+    assert set(body["choices"][0]) == set(shape["properties"]["choices"]["items"]["properties"])
+
+
 @pytest.mark.parametrize("origin", ["http://localhost:3000", "http://127.0.0.1", "http://[::1]:9"])
 async def test_pages_of_this_machine_may_ask_and_call(make_house: Any, origin: str) -> None:
     house = await make_house(Script())

@@ -20,7 +20,7 @@ from headrace.protocol.fields import Fields
 
 # ``bytes`` names each vector in one header: 256 of them are 28 KB, and clients read lines of 64 KB.
 MAX_NAMED: Final = 256
-_ENDIANNESS: Final = ("native", "little", "big")
+ENDIANNESS: Final = ("native", "little", "big")
 
 
 class EmbedDtype(StrEnum):
@@ -166,5 +166,5 @@ def take_binary(fields: Fields, num_inputs: int) -> Binary:
             param="encoding_format",
         )
     dtype = fields.choice("embed_dtype", [*EmbedDtype]) or EmbedDtype.FLOAT32.value
-    endianness = fields.choice("endianness", _ENDIANNESS, "native (little), little or big")
+    endianness = fields.choice("endianness", ENDIANNESS, "native (little), little or big")
     return Binary(EmbedDtype(dtype), endianness == "big", VectorForm(form))

@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
+from headrace.protocol.openapi_answers import ANSWERS
 from headrace.protocol.openapi_encode import (
     CLASSIFY,
     EMBED,
     EMBED_ALL,
     EMBEDDINGS,
     ENCODE_ANSWERS,
+    INVOKED,
     POOLING,
     PREDICT,
     RERANK,
@@ -18,17 +20,8 @@ from headrace.protocol.openapi_encode import (
     SIMILARITY,
     TASK,
 )
-from headrace.protocol.openapi_parts import (
-    ANSWERS,
-    CHAT,
-    COMPLETION,
-    DETOKENIZE,
-    MESSAGES,
-    OPTIONS,
-    TOKENIZE,
-    Schema,
-    ref,
-)
+from headrace.protocol.openapi_parts import CHAT, COMPLETION, DETOKENIZE, MESSAGES, OPTIONS, TOKENIZE, Schema, ref
+from headrace.protocol.rerank import DOCUMENTS, FIRST_TEXTS, SECOND_TEXTS
 
 _BODY_ERRORS: Final = {
     400: "a field is wrong: `error.param` names it; or the context is too short for it",
@@ -53,6 +46,8 @@ class Operation:
     Args:
         fields: of the request's body; empty for GET.
         required: those that must be there.
+        one_of: groups of names of one field; of each exactly one must be there.
+        some_of: at least one of these must be there.
         answer: name of the answer's schema; None for plain text.
         has_stream: with ``stream: true`` the answer is an event stream.
     """
@@ -67,6 +62,8 @@ class Operation:
     errors: dict[int, str] = field(default_factory=dict)
     has_stream: bool = False
     error: str = "Error"
+    one_of: tuple[tuple[str, ...], ...] = ()
+    some_of: tuple[str, ...] = ()
 
 
 _RUN: Final = {**_BODY_ERRORS, **_RUN_ERRORS}
@@ -75,17 +72,17 @@ _NOT_READY: Final = {503: "the model is loading, or no worker is healthy"}
 
 OPERATIONS: Final = (
     Operation("/v1/chat/completions", "post", "createChatCompletion", "Answers a conversation.", "ChatAnswer",
-              {**CHAT, **OPTIONS}, ("messages",), _RUN, has_stream=True),
+              CHAT, ("messages",), _RUN, has_stream=True),
     Operation("/v1/chat/completions/input_tokens", "post", "countChatTokens", "Counts a conversation's prompt.",
-              "CountAnswer", {**CHAT, **OPTIONS}, ("messages",), _COUNT),
+              "CountAnswer", CHAT, ("messages",), _COUNT),
     Operation("/v1/completions", "post", "createCompletion", "Continues a text.", "CompletionAnswer",
-              {**COMPLETION, **OPTIONS}, ("prompt",), _RUN, has_stream=True),
+              COMPLETION, ("prompt",), _RUN, has_stream=True),
     Operation("/v1/messages", "post", "createMessage", "Answers a conversation, in Anthropic's form.", "MessageAnswer",
               MESSAGES, ("messages", "max_tokens"), _RUN, has_stream=True, error="MessageError"),
     Operation("/v1/messages/count_tokens", "post", "countMessageTokens", "Counts a message's prompt.", "CountAnswer",
               MESSAGES, ("messages",), _COUNT, error="MessageError"),
     Operation("/tokenize", "post", "tokenize", "Gives a text's or a conversation's token ids.", "Tokens",
-              TOKENIZE, (), _COUNT),
+              TOKENIZE, (), _COUNT, some_of=("prompt", "content", "messages")),
     Operation("/detokenize", "post", "detokenize", "Gives the text of token ids.", "Text",
               DETOKENIZE, ("tokens",), _COUNT),
     Operation("/tokenizer_info", "get", "tokenizerInfo", "Says how the model reads and writes.", "TokenizerInfo",
@@ -93,9 +90,10 @@ OPERATIONS: Final = (
     Operation("/v1/embeddings", "post", "createEmbeddings", "Makes a vector of each input.", "Embeddings",
               EMBEDDINGS, ("input",), _RUN),
     Operation("/v1/rerank", "post", "rerank", "Orders documents by a query (Cohere, Jina, TEI).", "Ranking",
-              RERANK, ("query",), _RUN),
-    Operation("/v2/rerank", "post", "rerank2", "The same.", "Ranking", RERANK, ("query",), _RUN),
-    Operation("/v1/score", "post", "score", "Scores pairs of texts.", "Scores", SCORE, (), _RUN),
+              RERANK, ("query",), _RUN, one_of=(DOCUMENTS,)),
+    Operation("/v2/rerank", "post", "rerank2", "The same.", "Ranking", RERANK, ("query",), _RUN, one_of=(DOCUMENTS,)),
+    Operation("/v1/score", "post", "score", "Scores pairs of texts.", "Scores", SCORE, (), _RUN,
+              one_of=(FIRST_TEXTS, SECOND_TEXTS)),
     Operation("/v1/classify", "post", "classify", "Gives each text's class.", "Classes", CLASSIFY, ("input",), _RUN),
     Operation("/embed", "post", "embed", "Vectors, in TEI's form.", "Vectors", EMBED, ("inputs",), _RUN),
     Operation("/v1/pooling", "post", "pooling", "What the model makes of each token (vLLM).", "Pooled",
@@ -106,11 +104,11 @@ OPERATIONS: Final = (
               SIMILARITY, ("inputs",), _RUN),
     Operation("/predict", "post", "predict", "Classes, in TEI's form.", "Predictions", PREDICT, ("inputs",), _RUN),
     Operation("/", "post", "task", "What the model is for, in the form of Hugging Face's inference API.", "TaskAnswer",
-              TASK, (), _RUN),
+              TASK, (), _RUN, some_of=("inputs", "query")),
     Operation("/info", "get", "encoderInfo", "What a model that does not generate is, in TEI's form.", "EncoderInfo",
               errors={400: "the model generates", 503: _NOT_READY[503]}),
     Operation("/invocations", "post", "invoke", "The endpoint whose fields the body has.", "Invoked",
-              {"model": OPTIONS["model"]}, (), _RUN),
+              {"model": OPTIONS["model"], **INVOKED}, (), _RUN, some_of=tuple(INVOKED)),
     Operation("/load", "get", "load", "How many requests this front has.", "Load"),
     Operation("/v1/models", "get", "listModels", "Lists what is served.", "Models"),
     Operation("/v1/models/{model}", "get", "getModel", "Looks one up.", "Model", errors={404: _BODY_ERRORS[404]}),
@@ -157,12 +155,30 @@ def _operation(operation: Operation) -> dict[str, object]:
         "responses": responses,
     }
     if operation.fields:
-        schema = {"type": "object", "properties": operation.fields, "required": list(operation.required)}
+        schema: Schema = {"type": "object", "properties": operation.fields, "required": list(operation.required)}
+        conditions = [_exactly_one(names) for names in operation.one_of]
+        if operation.some_of:
+            conditions.append({"anyOf": [_given(name) for name in operation.some_of]})
+        if conditions:
+            schema["allOf"] = conditions
         out["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
     if "{model}" in operation.path:
         parameter = {"name": "model", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
         out["parameters"] = [parameter]
     return out
+
+
+def _given(name: str) -> Schema:
+    """Says that a field is there; null is absent."""
+    return {"required": [name], "properties": {name: {"not": {"type": "null"}}}}
+
+
+def _exactly_one(names: tuple[str, ...]) -> Schema:
+    branches: list[Schema] = []
+    for name in names:
+        others: Schema = {other: {"type": "null"} for other in names if other != name}
+        branches.append({"required": [name], "properties": {name: {"not": {"type": "null"}}, **others}})
+    return {"anyOf": branches}
 
 
 def _ok(operation: Operation) -> dict[str, object]:

@@ -4,28 +4,29 @@ from __future__ import annotations
 
 from typing import Final
 
+from headrace.protocol.binary import ENDIANNESS, EmbedDtype, VectorForm
+from headrace.protocol.embeddings import MAX_DIMENSIONS
 from headrace.protocol.inputs import MAX_INPUTS
+from headrace.protocol.invoked import BY_FIELD, INPUT
 from headrace.protocol.openai import MAX_TOKEN_ID
-from headrace.protocol.openapi_parts import Schema, flag, integer, text_of
-from headrace.protocol.tasks import MAX_MASKED_TOP
+from headrace.protocol.openapi_parts import Schema, choice, cut_to, flag, integer, text_of
+from headrace.protocol.pooling import PoolingTask
+from headrace.protocol.tasks import FUNCTIONS, MAX_MASKED_TOP, STRATEGIES
+from headrace.protocol.tei import DIRECTIONS
 
 _MODEL: Final = {"model": text_of(256, "A name of `GET /v1/models`; may be left out.")}
 _TEXT: Final[Schema] = {"type": "string"}
+_FILLED: Final[Schema] = {"type": "string", "minLength": 1}
 _TRUNCATE: Final = {
-    "truncate_prompt_tokens": integer(
-        -1, MAX_TOKEN_ID, "Cut longer inputs to so many tokens, −1: to the context; without, they are refused."
+    "truncate_prompt_tokens": cut_to(
+        MAX_TOKEN_ID, "Cut longer inputs to so many tokens, −1: to the context; without, they are refused."
     )
 }
 _RAW: Final = {"use_activation": flag("False: scores as the model gives them (vLLM's).")}
 _CUT: Final = {
     "truncate": flag("Cut longer inputs to the context (TEI's)."),
-    "truncation_direction": text_of(16, "`Right`: the end is cut (TEI's)."),
+    "truncation_direction": choice(DIRECTIONS, "`Right`: the end is cut (TEI's)."),
 }
-
-
-def _texts(text: str, *forms: Schema) -> Schema:
-    many = {"type": "array", "items": {"anyOf": [_TEXT, *forms]}, "minItems": 1, "maxItems": MAX_INPUTS}
-    return {"anyOf": [_TEXT, many], "description": text}
 
 
 def _list(item: Schema) -> Schema:
@@ -33,10 +34,22 @@ def _list(item: Schema) -> Schema:
 
 
 _DOCUMENT: Final[Schema] = {"type": "object", "properties": {"text": _TEXT}, "required": ["text"]}
+_MANY: Final = {**_list({"anyOf": [_TEXT, _DOCUMENT]}), "minItems": 1, "maxItems": MAX_INPUTS}
+
+
+def _texts(text: str) -> Schema:
+    """A text or a list of texts, each a string or an object with ``text``."""
+    return {"anyOf": [_TEXT, _MANY], "description": text}
+
+
+def _some_texts(text: str) -> Schema:
+    """The same, or null for absent."""
+    return {"anyOf": [{"type": "null"}, _TEXT, _MANY], "description": text}
+
+
 _DOCUMENTS: Final[Schema] = {
+    **_MANY,
     "type": ["array", "null"],
-    "items": {"anyOf": [_TEXT, _DOCUMENT]},
-    "maxItems": MAX_INPUTS,
     "description": "The texts to score, each a string or an object with `text`.",
 }
 _ROW: Final = _list({"anyOf": [_TEXT, {"type": "integer", "minimum": 0, "maximum": MAX_TOKEN_ID}]})
@@ -47,14 +60,23 @@ _PART: Final[Schema] = {
 }
 _AS_OBJECT: Final[Schema] = {
     "type": "object",
-    "properties": {"content": {**_list(_PART), "minItems": 1}, "prompt_string": _TEXT},
+    "properties": {
+        # Joined the parts must not be empty.
+        "content": {**_list(_PART), "contains": {"type": "object", "properties": {"text": {"minLength": 1}}}},
+        "prompt_string": _FILLED,
+    },
     "minProperties": 1,
     "maxProperties": 1,
     "additionalProperties": False,
 }
-_ONE_INPUT: Final = [_TEXT, {**_ROW, "minItems": 1}, _AS_OBJECT]
+_MANY_INPUTS: Final[Schema] = {
+    **_list({"anyOf": [_FILLED, {**_ROW, "minItems": 1}, _AS_OBJECT]}),
+    "minItems": 1,
+    "maxItems": MAX_INPUTS,
+}
 _INPUT: Final[Schema] = {
-    "anyOf": [*_ONE_INPUT, {**_list({"anyOf": _ONE_INPUT}), "minItems": 1, "maxItems": MAX_INPUTS}],
+    # A list without a single id is a batch.
+    "anyOf": [_FILLED, {**_ROW, "contains": {"type": "integer"}}, _AS_OBJECT, _MANY_INPUTS],
     "description": "A text, token ids, or a list of such; ids may have texts among them, which then get no special "
     "tokens; a text may be an object with `content` or `prompt_string` (llama.cpp's).",
 }
@@ -62,15 +84,16 @@ _INPUT: Final[Schema] = {
 EMBEDDINGS: Final[dict[str, Schema]] = {
     **_MODEL,
     "input": _INPUT,
-    "encoding_format": text_of(
-        16, "`float`, `base64`, or vLLM's `bytes` (their places in the header `metadata`) and `bytes_only`."
+    "encoding_format": choice(
+        VectorForm, "`float`, `base64`, or vLLM's `bytes` (their places in the header `metadata`) and `bytes_only`."
     ),
     "padding": {"enum": [None, False, "do_not_pad"], "description": "Inputs are never padded."},
-    "embed_dtype": text_of(
-        16, "What bytes are of: `float32` (the default), `float16`, `bfloat16`, `fp8_e4m3`, `fp8_e5m2` (vLLM's)."
+    "embed_dtype": choice(
+        EmbedDtype,
+        "What bytes are of: `float32` (the default), `float16`, `bfloat16`, `fp8_e4m3`, `fp8_e5m2` (vLLM's).",
     ),
-    "endianness": text_of(16, "And in which order of bytes: `native` (little), `little` or `big`."),
-    "dimensions": integer(1, 2**20, "Leading elements of the vectors, brought to length 1 again."),
+    "endianness": choice(ENDIANNESS, "And in which order of bytes: `native` (little), `little` or `big`."),
+    "dimensions": integer(1, MAX_DIMENSIONS, "Leading elements of the vectors, brought to length 1 again."),
     "user": text_of(2**26, "Not used."),
     **_TRUNCATE,
 }
@@ -90,28 +113,29 @@ RERANK: Final[dict[str, Schema]] = {
 }
 SCORE: Final[dict[str, Schema]] = {
     **_MODEL,
-    "text_1": _texts("One text for all, or as many as the others."),
-    "text_2": _texts("The texts to score.", _DOCUMENT),
-    "queries": _texts("`text_1` under another name."),
-    "documents": _texts("`text_2` under another name.", _DOCUMENT),
-    "data_1": _texts("`text_1` under another name."),
-    "data_2": _texts("`text_2` under another name.", _DOCUMENT),
-    "items": _texts("`text_2` under another name.", _DOCUMENT),
+    "text_1": _some_texts("One text for all, or as many as there are texts to score."),
+    "text_2": _some_texts("The texts to score."),
+    "queries": _some_texts("`text_1` under another name."),
+    "documents": _some_texts("`text_2` under another name."),
+    "data_1": _some_texts("`text_1` under another name."),
+    "data_2": _some_texts("`text_2` under another name."),
+    "items": _some_texts("`text_2` under another name."),
     **_RAW,
     **_TRUNCATE,
 }
 CLASSIFY: Final[dict[str, Schema]] = {**_MODEL, "input": _texts("The texts to classify."), **_RAW, **_TRUNCATE}
 POOLING: Final[dict[str, Schema]] = {
     **EMBEDDINGS,
-    "task": text_of(
-        32, "`token_embed` (the default of a model that makes vectors), `embed`, `classify` or `token_classify`."
+    "task": choice(
+        PoolingTask,
+        "`token_embed` (the default of a model that makes vectors), `embed`, `classify` or `token_classify`.",
     ),
     "use_activation": flag("False: scores as the model gives them, and tokens' vectors of whatever length."),
     "normalize": flag("The same for vectors."),
 }
 EMBED: Final[dict[str, Schema]] = {
     "inputs": _texts("A text or a list of texts."),
-    "normalize": flag("Only true is possible."),
+    "normalize": {"enum": [True, None], "description": "Vectors are of length 1."},
     "dimensions": EMBEDDINGS["dimensions"],
     **_CUT,
 }
@@ -124,7 +148,7 @@ EMBED_ALL: Final[dict[str, Schema]] = {"inputs": EMBED["inputs"], **_CUT}
 SIMILARITY: Final[dict[str, Schema]] = {
     "inputs": {
         "type": "object",
-        "properties": {"source_sentence": _TEXT, "sentences": _texts("What it is compared with.", _DOCUMENT)},
+        "properties": {"source_sentence": _FILLED, "sentences": _texts("What it is compared with.")},
         "required": ["source_sentence", "sentences"],
         "description": "A text, and those that it is compared with.",
     },
@@ -142,16 +166,21 @@ TASK: Final[dict[str, Schema]] = {
             "truncate": _CUT["truncate"],
             "truncation_direction": _CUT["truncation_direction"],
             "top_k": integer(1, MAX_MASKED_TOP, "Classes of each text, or tokens of each mask."),
-            "aggregation_strategy": text_of(16, "`simple`: neighbours of one class are one entity; or `none`."),
+            "aggregation_strategy": choice(STRATEGIES, "`simple`: neighbours of one class are one entity; or `none`."),
             "ignore_labels": {"type": ["array", "null"], "items": _TEXT, "description": "Classes to leave out."},
-            "function_to_apply": text_of(
-                16, "`none`: scores as the model gives them; `sigmoid` or `softmax`: these of them."
+            "function_to_apply": choice(
+                FUNCTIONS, "`none`: scores as the model gives them; `sigmoid` or `softmax`: these of them."
             ),
         },
         "description": "Those of Hugging Face's inference API; they may stand beside `inputs` as well.",
     },
     "query": {"type": ["string", "null"], "description": "For a model that ranks, with `texts`, as at `/rerank`."},
     "texts": RERANK["texts"],
+}
+
+INVOKED: Final[dict[str, Schema]] = {
+    **{name: {"description": f"As at `{path}`."} for name, path in BY_FIELD.items()},
+    INPUT: {"description": "As at `/v1/embeddings` or `/v1/classify`: what the model is for."},
 }
 
 _NUMBER: Final[Schema] = {"type": "number"}

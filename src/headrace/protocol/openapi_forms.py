@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 from headrace.protocol.messages import MAX_TOOLS
+from headrace.protocol.structured import MAX_CHOICES
 
 Schema = dict[str, object]
 
@@ -16,7 +17,7 @@ _NAME: Final[Schema] = {"type": ["string", "null"], "maxLength": 256}
 _SCHEMA: Final[Schema] = {"type": "object", "description": "A JSON Schema."}
 _NULL: Final[Schema] = {"type": "null"}
 SCHEMA_OR_TEXT: Final[list[Schema]] = [
-    {"type": ["object", "null"]},
+    {"type": ["object", "boolean", "null"]},
     {"type": "string", "contentMediaType": "application/json"},
 ]
 
@@ -58,7 +59,11 @@ MESSAGE: Final[Schema] = {
                 "role": _kind("system", "developer", "user", "tool", "function"),
                 "content": CONTENT,
                 "name": {**_NAME, "description": "Whose message it is."},
-                "tool_call_id": {**_NAME, "description": "The call that a tool's message answers."},
+                "tool_call_id": {
+                    **_NAME,
+                    "description": "The call that a tool's message answers. The template shows it as it is: that call "
+                    "may be one of those that the client has left out.",
+                },
             },
             "required": ["role", "content"],
         },
@@ -95,8 +100,8 @@ TOOL_CHOICE: Final[Schema] = {
             ["type", "allowed_tools"],
         ),
     ],
-    "description": '`"none"`, `"auto"`, `"required"`, a named function, or `allowed_tools`. A forced call is kept to '
-    "its schema by a grammar.",
+    "description": '`"none"`, `"auto"`, or, of `tools`: `"required"`, a named function, or `allowed_tools`. A forced '
+    "call is kept to its schema by a grammar.",
 }
 
 _JSON: Final[dict[str, Schema]] = {
@@ -112,13 +117,14 @@ RESPONSE_FORMAT: Final[Schema] = {
         _closed({"type": _kind("json_object")}, ["type"]),
         _wish("json_schema", "json_schema", _JSON),
     ],
-    "description": '`{"type": "text" | "json_object" | "json_schema", …}`.',
+    "description": '`{"type": "text" | "json_object" | "json_schema", …}`. Of this, `structured_outputs`, `guided_…`, '
+    "`grammar` and `json_schema` only one may be there, and then no `allowed_token_ids`.",
 }
 _CHOICES: Final[Schema] = {
     "type": "array",
     "items": {"type": "string", "minLength": 1},
     "minItems": 1,
-    "maxItems": 1024,
+    "maxItems": MAX_CHOICES,
 }
 STRUCTURED: Final[Schema] = {
     "anyOf": [
@@ -181,7 +187,7 @@ MESSAGE_CHOICE: Final[Schema] = {
         },
         {"type": "object", "properties": {"type": _kind("tool"), "name": _TEXT}, "required": ["type", "name"]},
     ],
-    "description": '`{"type": "auto" | "any" | "tool" | "none"}`.',
+    "description": '`{"type": "auto" | "none"}`, or, of `tools`: `"any" | "tool"`.',
 }
 _FORMAT: Final = _closed({"type": _kind("json_schema"), "schema": _SCHEMA}, ["type", "schema"])
 OUTPUT_FORMAT: Final[Schema] = {"anyOf": [_NULL, _FORMAT], "description": "The same format, under its older name."}

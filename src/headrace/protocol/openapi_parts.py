@@ -1,17 +1,20 @@
-"""The pieces of ``/openapi.json``: each request field once, with its range and meaning, and the shapes of answers.
+"""The pieces of ``/openapi.json``: each request field once, with its range and meaning.
 
 The readers of this package decide what is accepted; a test holds these tables against them, field by field.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
+from headrace.protocol.frames import MAX_GRAMMAR_CHARS
 from headrace.protocol.messages import MAX_MESSAGES, MAX_TOOLS
 from headrace.protocol.openai import (
     MAX_ALLOWED_TOKEN_IDS,
     MAX_BAD_WORD_CHARS,
     MAX_BAD_WORDS,
+    MAX_IDS,
     MAX_LOGIT_BIAS,
     MAX_MAX_TOKENS,
     MAX_N,
@@ -21,9 +24,9 @@ from headrace.protocol.openai import (
     MAX_STOPS,
     MAX_TOKEN_ID,
     MAX_TOP_LOGPROBS,
+    RESERVED_TEMPLATE_NAMES,
 )
 from headrace.protocol.openapi_forms import (
-    MESSAGE,
     MESSAGE_CHOICE,
     MESSAGE_TOOL,
     OUTPUT_CONFIG,
@@ -36,6 +39,7 @@ from headrace.protocol.openapi_forms import (
     TOOL_CHOICE,
     TURN,
 )
+from headrace.protocol.structured import MAX_CHOICES
 
 Schema = dict[str, object]
 
@@ -61,14 +65,26 @@ def flag(text: str) -> Schema:
     return {"type": ["boolean", "null"], "description": text}
 
 
-def text_of(max_chars: int, text: str) -> Schema:
+def text_of(max_chars: int, text: str, *, min_chars: int = 0) -> Schema:
     """A string, or null for absent."""
-    return {"type": ["string", "null"], "maxLength": max_chars, "description": text}
+    low = {"minLength": min_chars} if min_chars else {}
+    return {"type": ["string", "null"], **low, "maxLength": max_chars, "description": text}
 
 
-def listed(item: Schema, max_items: int, text: str) -> Schema:
+def choice(values: Iterable[str], text: str) -> Schema:
+    """One of some strings, or null for absent."""
+    return {"type": ["string", "null"], "enum": [*values, None], "description": text}
+
+
+def listed(item: Schema, max_items: int, text: str, *, min_items: int = 0) -> Schema:
     """A list, or null for absent."""
-    return {"type": ["array", "null"], "items": item, "maxItems": max_items, "description": text}
+    low = {"minItems": min_items} if min_items else {}
+    return {"type": ["array", "null"], "items": item, **low, "maxItems": max_items, "description": text}
+
+
+def cut_to(high: int, text: str) -> Schema:
+    """A number of tokens to keep, or −1; null for absent."""
+    return {**integer(-1, high, text), "not": {"const": 0}}
 
 
 def mapping(text: str) -> Schema:
@@ -76,19 +92,29 @@ def mapping(text: str) -> Schema:
     return {"type": ["object", "null"], "description": text}
 
 
+def _source(text: str) -> Schema:
+    return text_of(MAX_GRAMMAR_CHARS, text, min_chars=1)
+
+
 _TOKEN: Final[Schema] = {"type": "integer", "minimum": 0, "maximum": MAX_TOKEN_ID}
 _STOP: Final[Schema] = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARS}
-_MODEL: Final[Schema] = {"type": "string", "maxLength": 256, "description": "As in `GET /v1/models`; may be left out."}
+_MODEL: Final = text_of(256, "As in `GET /v1/models`; may be left out.", min_chars=1)
 
 # What chat and text completions share.
 OPTIONS: Final[dict[str, Schema]] = {
     "model": _MODEL,
     "stream": flag("Answer as an event stream."),
-    "stream_options": mapping(
-        "`include_usage`: a last chunk with the counts; `continuous_usage_stats`: in every chunk."
+    "stream_options": {
+        **mapping("Needs `stream`."),
+        "properties": {
+            "include_usage": flag("A last chunk with the counts."),
+            "continuous_usage_stats": flag("With `include_usage`: the counts so far in every chunk."),
+        },
+    },
+    "max_tokens": integer(1, MAX_MAX_TOKENS, "Tokens to make at most."),
+    "min_tokens": integer(
+        0, MAX_MAX_TOKENS, "No end and no stop id before this many tokens, which are at most `max_tokens`."
     ),
-    "max_tokens": integer(0, MAX_MAX_TOKENS, "Tokens to make at most; 0 with `echo` on completions only."),
-    "min_tokens": integer(0, MAX_MAX_TOKENS, "No end and no stop id before this many tokens."),
     "n": integer(1, MAX_N, "Choices for each prompt."),
     "stop": {
         "anyOf": [{"type": "null"}, _STOP, {"type": "array", "items": _STOP, "maxItems": MAX_STOPS}],
@@ -96,7 +122,7 @@ OPTIONS: Final[dict[str, Schema]] = {
     },
     "stop_token_ids": listed(_TOKEN, MAX_STOP_TOKEN_IDS, "Token ids that end an answer."),
     "ignore_eos": flag("The model's own end does not end the answer."),
-    "include_stop_str_in_output": flag("The stop text that ended the answer stays in it."),
+    "include_stop_str_in_output": flag("The stop text, or the text of the stop id, that ended the answer stays in it."),
     "skip_special_tokens": flag("Leave special tokens out of the text (default true)."),
     "temperature": number(0, 2, "0 takes the likeliest token (default 1)."),
     "top_k": integer(-1, 2**31 - 1, "Choose among so many; 0 and −1 among all."),
@@ -108,18 +134,19 @@ OPTIONS: Final[dict[str, Schema]] = {
     "seed": integer(-(2**63), 2**64 - 1, "Equal seeds give equal answers."),
     "logit_bias": {
         "type": ["object", "null"],
+        "propertyNames": {"pattern": "^[0-9]{1,10}$"},
         "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
         "maxProperties": MAX_LOGIT_BIAS,
         "description": "Token id to what is added to its logit.",
     },
     "allowed_token_ids": listed(_TOKEN, MAX_ALLOWED_TOKEN_IDS, "The only ids that may be chosen."),
     "prompt_logprobs": integer(
-        0, MAX_TOP_LOGPROBS, "Log-probabilities of the prompt's tokens, with so many alternatives."
+        0, MAX_TOP_LOGPROBS, "Log-probabilities of the prompt's tokens, with so many alternatives; not in a stream."
     ),
-    "truncate_prompt_tokens": integer(
-        -1, MAX_MAX_TOKENS, "Keep only so many of the prompt's last tokens; −1: as many as fit. `usage` says the cut."
+    "truncate_prompt_tokens": cut_to(
+        MAX_MAX_TOKENS, "Keep only so many of the prompt's last tokens; −1: as many as fit. `usage` says the cut."
     ),
-    "truncation_side": {"enum": ["left", "right", None], "description": "Keep the first ones instead: `right`."},
+    "truncation_side": choice(("left", "right"), "Keep the first ones instead: `right`."),
     "bad_words": listed(
         {"type": "string", "minLength": 1, "maxLength": MAX_BAD_WORD_CHARS, "pattern": r"\S"},
         MAX_BAD_WORDS,
@@ -131,10 +158,12 @@ OPTIONS: Final[dict[str, Schema]] = {
     "structured_outputs": STRUCTURED,
     "guided_json": {"anyOf": SCHEMA_OR_TEXT, "description": "A JSON Schema, as an object or as text."},
     "guided_json_object": flag("Any JSON object."),
-    "guided_regex": text_of(2**18, "A regular expression (Rust's syntax) for the whole answer."),
-    "guided_choice": listed({"type": "string", "minLength": 1}, 1024, "The answer is one of these."),
-    "guided_grammar": text_of(2**18, "A grammar, in llguidance's Lark or in GBNF."),
-    "grammar": text_of(2**18, "The same, under llama.cpp's name."),
+    "guided_regex": _source("A regular expression (Rust's syntax) for the whole answer."),
+    "guided_choice": listed(
+        {"type": "string", "minLength": 1}, MAX_CHOICES, "The answer is one of these.", min_items=1
+    ),
+    "guided_grammar": _source("A grammar, in llguidance's Lark or in GBNF."),
+    "grammar": _source("The same, under llama.cpp's name."),
     "json_schema": {"anyOf": SCHEMA_OR_TEXT, "description": "A JSON Schema, under llama.cpp's name."},
     "priority": integer(0, 2**31 - 1, "Larger runs later."),
     "cache_salt": text_of(256, "Prefix-cache blocks are shared only between equal salts."),
@@ -154,30 +183,48 @@ CHAT: Final[dict[str, Schema]] = {
     "include_reasoning": flag("Show what the model thought (default true)."),
     "logprobs": flag("Report the log-probability of each chosen token."),
     "top_logprobs": integer(0, MAX_TOP_LOGPROBS, "… and of so many alternatives; needs `logprobs`."),
-    "tools": listed(ref("Tool"), MAX_TOOLS, "Functions that may be called."),
+    "tools": listed(ref("Tool"), MAX_TOOLS, "Functions that may be called, each with a name of its own."),
     "tool_choice": TOOL_CHOICE,
     "parallel_tool_calls": flag("Several calls in one answer (default true; false where a call is forced)."),
-    "chat_template_kwargs": mapping("Variables of the model's chat template, such as `enable_thinking`."),
+    "chat_template_kwargs": {
+        **mapping("Variables of the model's chat template, such as `enable_thinking`."),
+        "propertyNames": {
+            "pattern": "^[A-Za-z_][A-Za-z0-9_]*$",
+            "maxLength": 64,
+            "not": {"enum": sorted(RESERVED_TEMPLATE_NAMES)},
+        },
+        "additionalProperties": {"type": ["string", "number", "boolean", "null"]},
+    },
     "reasoning_effort": text_of(64, "The same variable of the template, where it reads it."),
     "add_generation_prompt": flag("End the prompt with the opening of the assistant's turn (default true)."),
-    "continue_final_message": flag("Go on with the last message instead."),
+    "continue_final_message": flag("Go on with the last message instead; not with `add_generation_prompt`."),
     "echo": flag("With `continue_final_message`: the answer begins with that message."),
     "modalities": {"enum": [["text"], None], "description": '`["text"]` only.'},
+    **OPTIONS,
 }
 
 COMPLETION: Final[dict[str, Schema]] = {
     "prompt": {
         "anyOf": [
             {"type": "string", "minLength": 1},
-            {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": MAX_SEQUENCES},
+            {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1, "maxItems": MAX_SEQUENCES},
             {"type": "array", "items": _TOKEN, "minItems": 1},
-            {"type": "array", "items": {"type": "array", "items": _TOKEN, "minItems": 1}, "minItems": 1},
+            {
+                "type": "array",
+                "items": {"type": "array", "items": _TOKEN, "minItems": 1},
+                "minItems": 1,
+                "maxItems": MAX_SEQUENCES,
+            },
         ],
-        "description": "Text, texts, token ids, or lists of token ids.",
+        "description": f"Text, texts, token ids, or lists of token ids, times `n` at most {MAX_SEQUENCES}.",
     },
     "echo": flag("The answer begins with the prompt, and so do its log-probabilities."),
     "logprobs": integer(0, MAX_TOP_LOGPROBS, "Report log-probabilities, with so many alternatives."),
-    "best_of": integer(1, MAX_N, "Make so many, answer with the `n` likeliest; not in a stream."),
+    "best_of": integer(1, MAX_N, "Make so many, at least `n`, answer with the `n` likeliest; not in a stream."),
+    **OPTIONS,
+    "max_tokens": integer(
+        0, MAX_MAX_TOKENS, "Tokens to make at most; 0, with `echo` or `prompt_logprobs`, for the prompt alone."
+    ),
 }
 
 MESSAGES: Final[dict[str, Schema]] = {
@@ -203,7 +250,7 @@ MESSAGES: Final[dict[str, Schema]] = {
     "temperature": number(0, 1, "0 takes the likeliest token (default 1)."),
     "top_p": number(0, 1, "As above.", is_low_open=True),
     "top_k": integer(0, 2**31 - 1, "As above."),
-    "tools": listed(MESSAGE_TOOL, MAX_TOOLS, "Functions that may be called."),
+    "tools": listed(MESSAGE_TOOL, MAX_TOOLS, "Functions that may be called, each with a name of its own."),
     "tool_choice": MESSAGE_CHOICE,
     "thinking": THINKING,
     "metadata": mapping("Taken, and not used."),
@@ -214,7 +261,9 @@ TOKENIZE: Final[dict[str, Schema]] = {
     "model": text_of(256, "A name of `GET /v1/models`; may be left out."),
     "prompt": text_of(2**26, "The text."),
     "content": text_of(2**26, "The text, under llama.cpp's name."),
-    "messages": {"type": ["array", "null"], "description": "A conversation instead; all of chat's fields apply."},
+    "messages": listed(
+        ref("Message"), MAX_MESSAGES, "A conversation instead; all of chat's fields apply.", min_items=1
+    ),
     "add_special_tokens": flag("As in completions (default true)."),
     "add_special": flag("The same, under llama.cpp's name."),
     "return_token_strs": flag("Give each token's text too."),
@@ -223,179 +272,5 @@ TOKENIZE: Final[dict[str, Schema]] = {
 
 DETOKENIZE: Final[dict[str, Schema]] = {
     "model": text_of(256, "A name of `GET /v1/models`; may be left out."),
-    "tokens": {"type": "array", "items": _TOKEN, "description": "Token ids."},
-}
-
-_COUNT: Final[Schema] = {"type": "integer", "minimum": 0}
-_NULLABLE: Final[Schema] = {"type": ["object", "null"]}
-_STOPPED: Final[Schema] = {
-    "type": ["string", "integer", "null"],
-    "description": "The stop text, or the id of `stop_token_ids`, that ended it (vLLM's).",
-}
-_FINISH: Final[Schema] = {"enum": ["stop", "length", "tool_calls", "content_filter", None]}
-
-
-def _object(properties: dict[str, Schema], required: list[str] | None = None) -> Schema:
-    return {"type": "object", "properties": properties, "required": list(properties) if required is None else required}
-
-
-def _answer(kind: str, choice: Schema) -> Schema:
-    return _object(
-        {
-            "id": {"type": "string"},
-            "object": {"const": kind},
-            "created": _COUNT,
-            "model": {"type": "string"},
-            "system_fingerprint": {"type": "string"},
-            "choices": {"type": "array", "items": choice},
-            "usage": ref("Usage"),
-        }
-    )
-
-
-_PIECE: Final[Schema] = _object(
-    {"id": _COUNT, "piece": {"anyOf": [{"type": "string"}, {"type": "array", "items": _COUNT}]}}
-)
-"""A token `with_pieces`: its text, or its bytes where they are no text."""
-
-ANSWERS: Final[dict[str, Schema]] = {
-    "Error": _object(
-        {
-            "error": _object(
-                {
-                    "message": {"type": "string"},
-                    "type": {"type": "string"},
-                    "param": {"type": ["string", "null"]},
-                    "code": {"type": ["string", "null"]},
-                    "request_id": {"type": "string"},
-                }
-            )
-        }
-    ),
-    "MessageError": _object(
-        {
-            "type": {"const": "error"},
-            "error": _object({"type": {"type": "string"}, "message": {"type": "string"}}),
-            "request_id": {"type": "string"},
-        }
-    ),
-    "Usage": _object(
-        {
-            "prompt_tokens": _COUNT,
-            "completion_tokens": _COUNT,
-            "total_tokens": _COUNT,
-            "prompt_tokens_details": _object({"cached_tokens": _COUNT}),
-        }
-    ),
-    "Message": MESSAGE,
-    "Tool": _object(
-        {
-            "type": {"const": "function"},
-            "function": _object(
-                {
-                    "name": {"type": "string", "minLength": 1, "maxLength": 256},
-                    "description": {"type": ["string", "null"]},
-                    "parameters": mapping("A JSON Schema."),
-                },
-                ["name"],
-            ),
-        }
-    ),
-    "ToolCall": _object(
-        {
-            "id": {"type": "string"},
-            "type": {"const": "function"},
-            "function": _object({"name": {"type": "string"}, "arguments": {"type": "string"}}),
-        },
-        ["function"],
-    ),
-    "ChatAnswer": _answer(
-        "chat.completion",
-        _object(
-            {
-                "index": _COUNT,
-                "message": _object(
-                    {
-                        "role": {"const": "assistant"},
-                        "content": {"type": ["string", "null"]},
-                        "refusal": {"type": ["string", "null"]},
-                        "reasoning_content": {"type": "string"},
-                        "tool_calls": {"type": "array", "items": ref("ToolCall")},
-                    },
-                    ["role", "content"],
-                ),
-                "logprobs": _NULLABLE,
-                "finish_reason": _FINISH,
-                "stop_reason": _STOPPED,
-            }
-        ),
-    ),
-    "CompletionAnswer": _answer(
-        "text_completion",
-        _object(
-            {
-                "index": _COUNT,
-                "text": {"type": "string"},
-                "logprobs": _NULLABLE,
-                "finish_reason": _FINISH,
-                "stop_reason": _STOPPED,
-            }
-        ),
-    ),
-    "MessageAnswer": _object(
-        {
-            "id": {"type": "string"},
-            "type": {"const": "message"},
-            "role": {"const": "assistant"},
-            "model": {"type": "string"},
-            "content": {"type": "array", "items": _object({"type": {"enum": ["text", "thinking", "tool_use"]}})},
-            "stop_reason": {"enum": ["end_turn", "max_tokens", "stop_sequence", "tool_use"]},
-            "stop_sequence": {"type": ["string", "null"]},
-            "usage": _object({"input_tokens": _COUNT, "output_tokens": _COUNT}),
-        }
-    ),
-    "CountAnswer": _object({"input_tokens": _COUNT}),
-    "Tokens": _object(
-        {
-            "count": _COUNT,
-            "max_model_len": _COUNT,
-            "tokens": {"type": "array", "items": {"anyOf": [_COUNT, _PIECE]}},
-            "token_strs": {"type": ["array", "null"], "items": {"type": "string"}},
-        }
-    ),
-    "Text": {
-        "type": "object",
-        "properties": {"prompt": {"type": "string"}, "content": {"type": "string"}},
-        "required": ["prompt"],
-        "description": "`content` is there where no model is named (llama.cpp's).",
-    },
-    "Invoked": {"type": ["object", "array"], "description": "What that endpoint answers."},
-    "Load": _object({"server_load": _COUNT}),
-    "TokenizerInfo": _object(
-        {
-            "model": {"type": "string"},
-            "tokenizer_class": {"type": "string"},
-            "vocab_size": _COUNT,
-            "max_model_len": _COUNT,
-            "special_tokens": {"type": "object", "additionalProperties": {"type": "string"}},
-            "eos_token_ids": {"type": "array", "items": _COUNT},
-            "has_chat_template": {"type": "boolean"},
-            "tool_format": {"type": "string"},
-            "reasoning_marks": {"type": ["array", "null"], "items": {"type": "string"}},
-        }
-    ),
-    "Model": _object(
-        {
-            "id": {"type": "string"},
-            "object": {"const": "model"},
-            "created": _COUNT,
-            "owned_by": {"type": "string"},
-            "root": {"type": "string"},
-            "parent": {"type": ["string", "null"]},
-            "max_model_len": {"type": ["integer", "null"]},
-        }
-    ),
-    "Models": _object({"object": {"const": "list"}, "data": {"type": "array", "items": ref("Model")}}),
-    "Health": _object({"status": {"type": "string"}}),
-    "Version": _object({"version": {"type": "string"}}),
+    "tokens": {"type": "array", "items": _TOKEN, "maxItems": MAX_IDS, "description": "Token ids."},
 }

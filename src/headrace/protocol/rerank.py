@@ -23,6 +23,10 @@ from headrace.protocol.inputs import MAX_INPUTS, MODEL_LIMIT
 from headrace.protocol.openai import MAX_TOKEN_ID
 from headrace.protocol.strict_json import decode_object
 
+# Names of one field each; of these exactly one is sent.
+DOCUMENTS: Final = ("documents", "texts")
+FIRST_TEXTS: Final = ("text_1", "queries", "data_1")
+SECOND_TEXTS: Final = ("text_2", "documents", "items", "data_2")
 _MAX_CHARS: Final = 2**26
 _MAX_NAME: Final = 256
 # ``model`` is what the number of classes asks for: shares of several, the probability of one; ``none`` gives scores.
@@ -99,7 +103,7 @@ def parse_rerank(body: bytes) -> ScoreRequest:
         model=model,
         form="tei" if is_tei else "rerank",
         queries=(query,),
-        documents=_one_of(fields, _documents, "documents", "texts"),
+        documents=_one_of(fields, _documents, *DOCUMENTS),
         top_n=fields.integer("top_n", 1, MAX_INPUTS),
         has_documents=any([fields.flag("return_text"), fields.flag("return_documents")]),
         is_raw=any([fields.flag("raw_scores"), _is_raw(fields)]),
@@ -112,8 +116,8 @@ def parse_score(body: bytes) -> ScoreRequest:
     """Reads the body of ``/v1/score``; raises as ``parse_rerank``."""
     fields = Fields(decode_object(body))
     model = fields.text("model", _MAX_NAME)
-    queries = _one_of(fields, texts_of, "text_1", "queries", "data_1")
-    documents = _one_of(fields, texts_of, "text_2", "documents", "items", "data_2")
+    queries = _one_of(fields, texts_of, *FIRST_TEXTS)
+    documents = _one_of(fields, texts_of, *SECOND_TEXTS)
     if len(queries) not in (1, len(documents)):
         raise RequestError(
             f"text_1 has {len(queries)} texts and text_2 has {len(documents)}: give one, or as many", param="text_1"

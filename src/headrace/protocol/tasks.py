@@ -26,7 +26,8 @@ from headrace.protocol.tei import truncation_of
 MAX_MASKED_TOP: Final = 1000
 _DEFAULT_TOP: Final = 5
 _OUTSIDE: Final = "O"
-_FUNCTIONS: Final[dict[str, Activation]] = {"none": "none", "sigmoid": "sigmoid", "softmax": "softmax"}
+STRATEGIES: Final = ("none", "simple")
+FUNCTIONS: Final[dict[str, Activation]] = {"none": "none", "sigmoid": "sigmoid", "softmax": "softmax"}
 _encode = msgspec.json.Encoder().encode
 
 
@@ -59,7 +60,7 @@ def parse_tokens(body: bytes) -> TaskRequest:
     """
     fields, parameters = _fields(body)
     inputs = texts_of(fields, "inputs")
-    strategy = parameters.choice("aggregation_strategy", ("none", "simple"), "none or simple") or "simple"
+    strategy = parameters.choice("aggregation_strategy", STRATEGIES, "none or simple") or "simple"
     ignored = parameters.items("ignore_labels", 4096)
     if ignored is not None and not all(isinstance(label, str) for label in ignored):
         raise parameters.wrong("ignore_labels", ignored, "a list of labels")
@@ -95,7 +96,7 @@ def parse_text_classes(body: bytes) -> ClassifyRequest:
     """Reads a body for classes of texts; raises as ``parse_tokens``. One text is answered as a list of one."""
     fields, parameters = _fields(body)
     inputs = texts_of(fields, "inputs")
-    function = parameters.choice("function_to_apply", _FUNCTIONS, "none, sigmoid or softmax")
+    function = parameters.choice("function_to_apply", FUNCTIONS, "none, sigmoid or softmax")
     if parameters.flag("raw_scores"):
         function = "none"
     return ClassifyRequest(
@@ -104,7 +105,7 @@ def parse_text_classes(body: bytes) -> ClassifyRequest:
         truncate_tokens=truncation_of(parameters),
         unknown=_unknown(fields, parameters),
         is_tei=True,
-        activation="model" if function is None else _FUNCTIONS[function],
+        activation="model" if function is None else FUNCTIONS[function],
         top_n=parameters.integer("top_k", 1, 4096),
     )
 

@@ -7,6 +7,7 @@ answer, a list gets a list.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 import msgspec
 
@@ -17,6 +18,7 @@ from headrace.protocol.inputs import MAX_INPUTS, MODEL_LIMIT
 from headrace.protocol.rerank import ClassifyRequest, shares_of, texts_of
 from headrace.protocol.strict_json import decode_object
 
+DIRECTIONS: Final = ("Right", "right")
 _encode = msgspec.json.Encoder().encode
 
 
@@ -115,7 +117,7 @@ def parse_predict(body: bytes) -> ClassifyRequest:
 
 def truncation_of(fields: Fields) -> int | None:
     """Reads TEI's ``truncate`` and ``truncation_direction``: the tokens that are kept at most, None for no cutting."""
-    fields.choice("truncation_direction", ("Right", "right"), "Right")
+    fields.choice("truncation_direction", DIRECTIONS, "Right")
     return MODEL_LIMIT if fields.flag("truncate") else None
 
 

@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from headrace.base.errors import RequestError
 from headrace.gateway.models import Models
+from headrace.protocol.invoked import BY_FIELD, INPUT
 from headrace.protocol.launch import Kind
 from headrace.protocol.strict_json import decode_object
 
 if TYPE_CHECKING:
     from headrace.server.edge import Handler
     from headrace.server.exchange import Exchange
-
-# The first of these fields that a body has decides.
-_BY_FIELD: Final = {
-    "messages": "/v1/chat/completions",
-    "prompt": "/v1/completions",
-    "query": "/v1/rerank",
-    "queries": "/v1/score",
-    "text_1": "/v1/score",
-    "data_1": "/v1/score",
-}
 
 
 class Invocations:
@@ -44,12 +35,12 @@ class Invocations:
         await self._handlers[self._path_for(values)](exchange)
 
     def _path_for(self, values: Mapping[str, object]) -> str:
-        for field, path in _BY_FIELD.items():
+        for field, path in BY_FIELD.items():
             if values.get(field) is not None:
                 return path
-        if values.get("input") is None:
+        if values.get(INPUT) is None:
             raise RequestError(
-                f"the body must have one of {', '.join(_BY_FIELD)} or input: they say what is asked for",
+                f"the body must have one of {', '.join(BY_FIELD)} or {INPUT}: they say what is asked for",
                 code="missing_required",
             )
         model = values.get("model")
