@@ -17,11 +17,12 @@ class Finding:
 
 @dataclass(slots=True)
 class Report:
-    """All that one judge found."""
+    """All that one judge found. ``notes`` are lines of what it did, for the table."""
 
     judge: str
     version: str
     findings: list[Finding] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
     def add(self, check: str, is_ok: bool, why: str = "", waived: str | None = None) -> None:
         self.findings.append(Finding(check, is_ok, why, waived))
@@ -43,9 +44,10 @@ HEADER = f"{'judge':20} {'version':12} {'passed':>6} {'failed':>6} {'waived':>6}
 
 
 def row(report: Report, *, is_long: bool) -> str:
-    """Gives a report's line, its failures below it, and its waivers: by reason, or one by one where ``is_long``."""
+    """Gives a report's line, below it its notes, failures and waivers: by reason, or one by one where ``is_long``."""
     counts = f"{report.num_passed:6} {len(report.failed):6} {len(report.waived):6}"
     lines = [f"{report.judge:20} {report.version:12} {counts}"]
+    lines += [f"    {note}" for note in report.notes]
     lines += [f"    FAILED {finding.check}: {finding.why}" for finding in report.failed]
     if is_long:
         lines += [f"    waived {finding.check}: {finding.waived}" for finding in report.waived]

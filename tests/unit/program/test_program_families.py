@@ -30,8 +30,8 @@ class Shape:
     dtype: str = "F32"
 
     @property
-    def raw(self) -> memoryview:
-        return memoryview(np.ones(self.shape, np.float32).tobytes())
+    def data(self) -> np.ndarray:
+        return np.ones(self.shape, np.float32).view(np.uint8)
 
 
 GEMMA3_270M = {
