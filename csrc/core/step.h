@@ -20,7 +20,9 @@ struct Weight {
 };
 
 // The KV pool. A page holds kBlockTokens tokens of one kv head of one layer: K as [D/2][32][2] bf16 (or [D][32] f32),
-// V as [32/2][D][2] bf16 (or [32][D] f32). All kv heads of a block of a layer lie together: K page, then V page.
+// V as [32/2][D][2] bf16 (or [32][D] f32). All kv heads of a block of a layer lie together: K page, then V page; and
+// all layers of a block, [block][layer][head][K, V]: the system gives huge pages, so blocks that hold nothing cost
+// nothing only where those in use lie side by side. Layer by layer, the first token took 2 MiB of each.
 struct KvPool {
   KvType type = KvType::kBf16;
   int32_t layers = 0;
@@ -32,7 +34,7 @@ struct KvPool {
   int64_t page_bytes() const { return int64_t{kBlockTokens} * head_size * (type == KvType::kF32 ? 4 : 2); }
   int64_t block_bytes() const { return 2 * page_bytes() * kv_heads; }
   uint8_t* k_page(int32_t layer, int32_t block, int32_t head) const {
-    return data + (int64_t{layer} * blocks + block) * block_bytes() + 2 * page_bytes() * head;
+    return data + (int64_t{block} * layers + layer) * block_bytes() + 2 * page_bytes() * head;
   }
   uint8_t* v_page(int32_t layer, int32_t block, int32_t head) const {
     return k_page(layer, block, head) + page_bytes();

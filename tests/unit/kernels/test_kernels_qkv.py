@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -188,3 +189,35 @@ def test_qkv_agrees_bit_for_bit_on_every_instruction_set(kv: KvType, inputs: Inp
 
     assert all(np.array_equal(pages[0], other) for other in pages)
     assert all(np.array_equal(queries[0], other) for other in queries)
+
+
+def _anonymous_kib() -> int:
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition("RssAnon:")[2].split()[0])
+
+
+def test_a_block_takes_memory_of_its_own_and_not_of_every_layer(inputs: Inputs) -> None:
+    layers, blocks = 24, 256
+    program = plain_record(Opcode.EMBED, 0, table=0, out=0, width=WIDTH)
+    for layer in range(layers):
+        program += plain_record(
+            Opcode.QKV, 1 + layer, weight=1, bias=2, input=0, q_out=Q_OUT, k=WIDTH, heads=HEADS, kv_heads=KV_HEADS,
+            head_size=HEAD_SIZE, layer=layer,
+        )  # fmt: skip
+    machine = vm.Vm(
+        program, Q_OUT + 100 * HEADS * HEAD_SIZE * 4,
+        [matrix(inputs.x, Layout.F32), matrix(inputs.w, Layout.F32), floats(inputs.bias)],
+        threads=1, max_rows=100, isa="scalar", kv=vm.KvConfig(KvType.F32, layers, KV_HEADS, HEAD_SIZE, blocks),
+    )  # fmt: skip
+
+    def step(block: int) -> None:
+        starts, table = np.array([0, 1], np.int32), np.array([[block]], np.int32)
+        machine.step(np.array([3], np.int32), np.array([0], np.int32), starts, table, no_outputs())
+
+    step(0)  # the arena and the scratch are touched here too
+    before = _anonymous_kib()
+    step(blocks // 2)
+
+    # 0.75 MiB, in two huge pages at most; a pool laid out layer by layer would take one of each layer, 48 MiB.
+    assert _anonymous_kib() - before <= 6 * 1024
+    assert machine.read_keys(layers - 1, blocks // 2, 1)[0].any()
