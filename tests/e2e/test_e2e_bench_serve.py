@@ -42,8 +42,12 @@ def mock_url() -> Iterator[str]:
 
 
 def bench(*arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    return run("serve", *arguments, env=env)
+
+
+def run(*arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*COMMAND, "bench", "serve", *arguments],
+        [*COMMAND, "bench", *arguments],
         capture_output=True,
         text=True,
         check=False,
@@ -120,13 +124,13 @@ def test_wrong_use_is_one_line_and_exit_code_2(arguments: list[str], said: str) 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
 def test_a_signal_prints_what_there_is_with_exit_code_3(mock_url: str, tmp_path: Path, number: signal.Signals) -> None:
-    run = tmp_path / "report" / "run.jsonl"
+    record = tmp_path / "report" / "run.jsonl"
     command = [*COMMAND, "bench", "serve", "--server-url", mock_url, "--concurrency", "4", "--duration", "60"]
     process = subprocess.Popen(
-        [*command, "--output", str(run.parent), "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [*command, "--output", str(record.parent), "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     limit_s = time.monotonic() + 30
-    while time.monotonic() < limit_s and not (run.exists() and run.stat().st_size > 10_000):
+    while time.monotonic() < limit_s and not (record.exists() and record.stat().st_size > 10_000):
         time.sleep(0.05)
     process.send_signal(number)
     said, errors = process.communicate(timeout=30)
@@ -135,4 +139,24 @@ def test_a_signal_prints_what_there_is_with_exit_code_3(mock_url: str, tmp_path:
     summary = json.loads(said)
     assert summary["is_partial"]
     assert summary["latency"]["e2e"]["num"] > 0
-    assert (run.parent / "report.html").exists()
+    assert (record.parent / "report.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("kind", "path"), [("completions", "/v1/completions"), ("embeddings", "/v1/embeddings"), ("rerank", "/v1/rerank")]
+)
+def test_sweep_and_compare_send_what_operation_says(tmp_path: Path, kind: str, path: str) -> None:
+    process, url = start_mock("--ttft-ms", "1", "--itl-ms", "1", "--tokens", "2", "--truth", str(tmp_path / "truth"))
+
+    swept = run("sweep", "--server-url", url, "--loads", "1", "--point-requests", "4", "--operation", kind)
+    compared = run("compare", url, url, "--rounds", "10", "--round-requests", "1", "--operation", kind, "--ignore-eos")
+
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(10) == 0
+    assert process.stdout is not None
+    process.stdout.close()
+    assert swept.returncode == 0, swept.stderr
+    assert compared.returncode in (0, 1, 3), compared.stderr
+    asked = [truth.path for truth in read_truths(tmp_path / "truth") if truth.path != "/v1/models"]
+    assert len(asked) >= 4 + 2 * 10
+    assert set(asked) == {path}

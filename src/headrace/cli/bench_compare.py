@@ -13,13 +13,19 @@ import typer
 from headrace.cli.bench_options import (
     BodyOption,
     HeaderOption,
+    IgnoreEosOption,
     KeyEnvOption,
+    OperationOption,
     OutputTokensOption,
     PromptTokensOption,
     SeedOption,
     TestFileOption,
+    TokenizerOption,
+    read_fields,
+    read_headers,
 )
 from headrace.cli.bench_report import run_file
+from headrace.cli.bench_workload import OperationName, made_samples
 from headrace.cli.output import JsonOption, print_json, print_table
 
 if TYPE_CHECKING:
@@ -41,8 +47,11 @@ def compare(
         float, typer.Option(help="Percent of difference that must not be missed.", min=1, max=90, metavar="P")
     ] = 10.0,
     model: Annotated[str | None, typer.Option(help="Its name in requests; default: each server's first.")] = None,
+    operation: OperationOption = OperationName.CHAT,
     prompt_tokens: PromptTokensOption = "256",
     output_tokens: OutputTokensOption = "64",
+    ignore_eos: IgnoreEosOption = False,
+    tokenizer: TokenizerOption = None,
     body: BodyOption = None,
     header: HeaderOption = None,
     key_env: KeyEnvOption = "HEADRACE_API_KEY",
@@ -73,7 +82,7 @@ def compare(
         raise ConfigError(f"{a} and {b} are a server and a recorded run: give two servers or two runs")
     notes: tuple[str, ...] = ()
     if are_urls[0]:
-        from headrace.cli.bench_serve import ArrivalName, read_fields, read_headers
+        from headrace.cli.bench_serve import ArrivalName
 
         headers = read_headers(header or [], key_env)
         shared = {
@@ -83,13 +92,22 @@ def compare(
             "seed": seed,
             "body": read_fields(body or []),
             "header_names": tuple(sorted(headers)),
+            "tokenizer": str(tokenizer) if tokenizer is not None else None,
         }
         first, second, was_cut = _live(
             (a, b),
             model,
             shared,
             headers,
-            made_samples(test_file, prompt_tokens, output_tokens, seed),
+            made_samples(
+                test_file,
+                operation,
+                prompt_tokens,
+                output_tokens,
+                must_fill=ignore_eos,
+                tokenizer=tokenizer,
+                seed=seed,
+            ),
             rounds,
             round_requests,
         )
@@ -106,24 +124,6 @@ def _recorded(path: Path) -> list[Round]:
     from headrace.bench.records import read_run
 
     return recorded_rounds(read_run(run_file(path)))
-
-
-def made_samples(test_file: Path | None, prompt_tokens: str, output_tokens: str, seed: int) -> Iterator[Sample]:
-    """Gives samples without end: the file's over and over, or made-up chats."""
-    from headrace.cli.bench_serve import OnBadName, OperationName, make_workload
-
-    return make_workload(
-        test_file,
-        operation=OperationName.CHAT,
-        prompt_tokens=prompt_tokens,
-        output_tokens=output_tokens,
-        prefix_tokens=0,
-        must_fill=False,
-        tokenizer=None,
-        on_bad=OnBadName.SKIP,
-        seed=seed,
-        is_repeated=True,
-    ).open()
 
 
 def _live(

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from headrace.cli.bench_serve import OperationName
+from headrace.cli.bench_workload import OperationName
 from headrace.cli.output import JsonOption, print_json
 
 _MAX_TEXT_BYTES = 64 * 2**20

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import tempfile
 from enum import StrEnum
@@ -11,27 +10,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from headrace.cli.bench_options import read_fields, read_headers
 from headrace.cli.bench_report import OutputOption, SloOption, finish
+from headrace.cli.bench_workload import OnBadName, OperationName, make_workload
 from headrace.cli.output import JsonOption
 
 if TYPE_CHECKING:
     from headrace.bench.records import Settings
     from headrace.bench.workload import FileWorkload, MadeUpWorkload
 
-_MAX_BAD_TOLD = 10
 _LOAD = "How to load"
 _DATA = "What to send"
 _REQUEST = "Each request"
 _RESULT = "The result"
-
-
-class OperationName(StrEnum):
-    """What made-up requests ask for."""
-
-    CHAT = "chat"
-    COMPLETIONS = "completions"
-    EMBEDDINGS = "embeddings"
-    RERANK = "rerank"
 
 
 class ArrivalName(StrEnum):
@@ -41,13 +32,6 @@ class ArrivalName(StrEnum):
     CONSTANT = "constant"
     RAMP = "ramp"
     TRACE = "trace"
-
-
-class OnBadName(StrEnum):
-    """What a line does that is no request."""
-
-    SKIP = "skip"
-    STOP = "stop"
 
 
 def serve(
@@ -268,25 +252,6 @@ def serve(
         raise typer.Exit(1)
 
 
-def read_headers(texts: list[str], key_env: str) -> dict[str, str]:
-    """Gives the headers that the command line and the environment ask for; a key there is sent as bearer token.
-
-    Raises:
-        ConfigError: a text is no header.
-    """
-    from headrace.base.errors import ConfigError
-
-    headers: dict[str, str] = {}
-    if key := os.environ.get(key_env):
-        headers["authorization"] = f"Bearer {key}"
-    for text in texts:
-        name, colon, value = text.partition(":")
-        if not colon or not name.strip():
-            raise ConfigError(f"--header is {text!r}; write NAME: VALUE")
-        headers[name.strip().lower()] = value.strip()
-    return headers
-
-
 def read_warmup(text: str) -> tuple[int, float]:
     """Gives requests and seconds to warm up for; one of them is 0.
 
@@ -302,88 +267,6 @@ def read_warmup(text: str) -> tuple[int, float]:
     if not 0 <= sum(number) < float("inf"):
         raise ConfigError(f"--warmup is {text!r}; it must be at least 0")
     return number
-
-
-def read_fields(texts: list[str]) -> dict[str, object]:
-    """Gives body fields from NAME=JSON; a value that is no JSON is text.
-
-    Raises:
-        ConfigError: a text has no name.
-    """
-    import msgspec
-
-    from headrace.base.errors import ConfigError
-
-    fields: dict[str, object] = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not equals or not name.strip():
-            raise ConfigError(f"--body is {text!r}; write NAME=JSON, for example temperature=0")
-        try:
-            fields[name.strip()] = msgspec.json.decode(value)
-        except msgspec.MsgspecError:
-            fields[name.strip()] = value
-    return fields
-
-
-def make_workload(
-    test_file: Path | None,
-    *,
-    operation: OperationName,
-    prompt_tokens: str,
-    output_tokens: str,
-    prefix_tokens: int,
-    must_fill: bool,
-    tokenizer: Path | None,
-    on_bad: OnBadName,
-    seed: int,
-    is_repeated: bool,
-) -> FileWorkload | MadeUpWorkload:
-    """Gives what is to be sent; bad lines of a file are told on stderr, the first of them by number and reason."""
-    from headrace.bench.prompts import PromptMaker
-    from headrace.bench.sources import OnBad
-    from headrace.bench.spread import parse_spread
-    from headrace.bench.workload import FileWorkload, MadeUpWorkload
-
-    counter = None
-    if tokenizer is not None:
-        from headrace.bench.counting import TokenCounter  # loads a library that few runs need
-
-        counter = TokenCounter(tokenizer).tokenizer
-    prompts = PromptMaker(None, counter)
-    if test_file is not None:
-        return FileWorkload(
-            test_file,
-            is_repeated=is_repeated,
-            on_bad=OnBad(on_bad.value),
-            prompts=prompts,
-            seed=seed,
-            tell_bad=_BadLines(test_file),
-        )
-    return MadeUpWorkload(
-        operation.value,
-        parse_spread(prompt_tokens, "--prompt-tokens"),
-        parse_spread(output_tokens, "--output-tokens"),
-        prompts,
-        prefix_tokens=prefix_tokens,
-        must_fill=must_fill,
-        seed=seed,
-    )
-
-
-class _BadLines:
-    """Tells the first bad lines one by one, and then that there are more."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._num = 0
-
-    def __call__(self, line: int, reason: str) -> None:
-        self._num += 1
-        if self._num <= _MAX_BAD_TOLD:
-            sys.stderr.write(f"{self._path}, line {line}: {reason}; left out\n")
-        elif self._num == _MAX_BAD_TOLD + 1:
-            sys.stderr.write(f"{self._path}: more such lines; they are left out, too\n")
 
 
 def _say_rounds(workload: FileWorkload | MadeUpWorkload, settings: Settings) -> None:

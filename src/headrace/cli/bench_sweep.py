@@ -14,13 +14,19 @@ import typer
 from headrace.cli.bench_options import (
     BodyOption,
     HeaderOption,
+    IgnoreEosOption,
     KeyEnvOption,
+    OperationOption,
     OutputTokensOption,
     PromptTokensOption,
     SeedOption,
     TestFileOption,
+    TokenizerOption,
+    read_fields,
+    read_headers,
 )
 from headrace.cli.bench_report import SloOption
+from headrace.cli.bench_workload import OperationName, made_samples
 from headrace.cli.output import JsonOption, print_json, print_table
 
 if TYPE_CHECKING:
@@ -52,8 +58,11 @@ def sweep(
     ] = 200,
     test_file: TestFileOption = None,
     model: Annotated[str | None, typer.Option(help="Its name in requests; default: the server's first.")] = None,
+    operation: OperationOption = OperationName.CHAT,
     prompt_tokens: PromptTokensOption = "256",
     output_tokens: OutputTokensOption = "64",
+    ignore_eos: IgnoreEosOption = False,
+    tokenizer: TokenizerOption = None,
     body: BodyOption = None,
     header: HeaderOption = None,
     key_env: KeyEnvOption = "HEADRACE_API_KEY",
@@ -80,8 +89,6 @@ def sweep(
     from headrace.bench.slo import parse_slo
     from headrace.bench.summarize import summarize
     from headrace.bench.sweep import run_sweep
-    from headrace.cli.bench_compare import made_samples
-    from headrace.cli.bench_serve import read_fields, read_headers
 
     is_rate = over is Over.RATE
     wanted = read_loads(loads, first, last, is_rate=is_rate)
@@ -93,8 +100,17 @@ def sweep(
         body=read_fields(body or []),
         header_names=tuple(sorted(headers)),
         seed=seed,
+        tokenizer=str(tokenizer) if tokenizer is not None else None,
     )
-    samples = made_samples(test_file, prompt_tokens, output_tokens, seed)
+    samples = made_samples(
+        test_file,
+        operation,
+        prompt_tokens,
+        output_tokens,
+        must_fill=ignore_eos,
+        tokenizer=tokenizer,
+        seed=seed,
+    )
 
     with tempfile.TemporaryDirectory() as scratch:
 

@@ -10,7 +10,8 @@ from rich.console import Console
 from headrace.base.errors import ConfigError
 from headrace.bench.load import Snapshot
 from headrace.cli.bench_live import Screen, chart, done_ratio
-from headrace.cli.bench_serve import read_fields, read_headers, read_warmup
+from headrace.cli.bench_options import read_fields, read_headers
+from headrace.cli.bench_serve import read_warmup
 
 
 def snapshot(elapsed_s: float, num_ended: int, **values: object) -> Snapshot:
