@@ -252,6 +252,7 @@ KernelNames kernel_names(const std::string& isa) {
 
 NB_MODULE(_native, m) {
   using namespace nb::literals;
+  m.attr("source_digest") = HEADRACE_SOURCE_DIGEST;
   m.def("available_isas", [] {
     std::vector<std::string> names;
     for (const KernelTable* table : available_kernels()) names.emplace_back(table->isa);

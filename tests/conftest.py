@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from headrace.kernels import build
+
 # How long one example takes on a busy machine says nothing about the code.
 settings.register_profile("headrace", deadline=None)
 settings.load_profile("headrace")
@@ -62,6 +64,8 @@ class SkipRule:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if (reason := build.why_stale()) is not None:
+        pytest.exit(f"{reason}: {build.REMEDY}", returncode=pytest.ExitCode.USAGE_ERROR)
     config.pluginmanager.register(SkipRule(read_allowed_skips(ALLOWED_SKIPS.read_text())), "skip_rule")
 
 

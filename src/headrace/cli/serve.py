@@ -159,7 +159,7 @@ def _run(settings: Config, *, as_json: bool) -> int:
 
 
 def require_native_library(isa: str | None) -> None:
-    """Refuses to go on without the native VM: no other forward path exists.
+    """Refuses to go on without the native VM: no other forward path exists. Says so where it is an old build.
 
     Args:
         isa: the instruction set that the settings ask for.
@@ -179,6 +179,10 @@ def require_native_library(isa: str | None) -> None:
         raise MachineError(
             f"the native library does not load ({error}): build it with scripts/setup, or reinstall headrace"
         ) from error
+    from headrace.kernels import build
+
+    if (reason := build.why_stale()) is not None:
+        sys.stderr.write(f"headrace: {reason}: {build.REMEDY}\n")
 
 
 def announce(plan: Plan, kinds: Sequence[Kind], *, as_json: bool) -> None:

@@ -20,6 +20,7 @@ import msgspec
 from headrace.base.errors import MachineError
 from headrace.base.machine import cpu_name
 from headrace.base.units import GIB, MIB, format_bytes
+from headrace.kernels import build
 from headrace.kernels.machine import REMEDY, why_not
 
 _ISAS: Final = ("scalar", "avx2", "avx512", "avx512bf16")
@@ -145,6 +146,8 @@ def examine(*, version: str, isa_setting: str | None, threads: int | None) -> Re
     except MachineError as error:
         problems.append(Problem(Severity.BAD, error.message, "build it with scripts/setup, or reinstall headrace"))
     else:
+        if (reason := build.why_stale()) is not None:
+            problems.append(Problem(Severity.WARNING, reason, build.REMEDY))
         features = vm.cpu_features()
         tables: dict[str, dict[str, str | None]] = {}
         for isa in _ISAS:
