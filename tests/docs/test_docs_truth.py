@@ -16,7 +16,7 @@ import yaml
 from headrace.base.catalogue import EVENTS, METRICS
 from headrace.base.config import list_settings, load_config
 from headrace.base.config_schema import SECTIONS
-from headrace.cli.main import app
+from headrace.cli.main import make_app
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -36,7 +36,7 @@ def known_commands() -> dict[str, set[str]]:
         for name, child in getattr(command, "commands", {}).items():
             walk(child, f"{path} {name}")
 
-    walk(typer.main.get_command(app), "headrace")
+    walk(typer.main.get_command(make_app()), "headrace")
     return found
 
 

@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -19,7 +20,7 @@ import pytest
 
 from headrace.base.clock import SystemClock
 from headrace.base.config import load_config
-from headrace.base.errors import AlreadyRunningError, MachineError
+from headrace.base.errors import AlreadyRunningError, ConfigError, MachineError
 from headrace.base.exits import Exit
 from headrace.fleet.launch import ModelFacts, resolve
 from headrace.fleet.liveness import LivenessConfig
@@ -82,6 +83,7 @@ async def serve(
     manners: str = "end",
     worker: tuple[str, ...] | None = None,
     wait_ready: bool = True,
+    is_early: bool = False,
 ) -> AsyncIterator[Server]:
     script_file = folder / "script.json"
     script_file.write_bytes(msgspec.json.encode(script or Script()))
@@ -99,10 +101,11 @@ async def serve(
     front = (sys.executable, "-S", str(Path(__file__).with_name("fake_front.py")), manners)
     ready = asyncio.Event()
     facts = ModelFacts("decoder-only", 512, None)
+    model = Model(Path("/nowhere"), ("mock",), config, resolve(config, facts, num_cpus=1))
     task = asyncio.create_task(
         run_server(
             config,
-            [Model(Path("/nowhere"), ("mock",), config, resolve(config, facts, num_cpus=1))],
+            (lambda: model) if is_early else [model],
             clock=SystemClock(),
             env=os.environ,
             on_ready=lambda _plan: ready.set(),
@@ -308,6 +311,38 @@ async def test_children_end_with_their_supervisor(tmp_path: Path) -> None:
     async with asyncio.timeout(2.0):
         while not is_gone(worker) and process_state(worker) != "Z":
             await asyncio.sleep(0.01)
+
+
+async def test_children_that_start_before_their_model_is_known_are_the_ones_that_serve(tmp_path: Path) -> None:
+    async with serve(tmp_path, is_early=True) as server:
+        children = (await server.status()).children
+
+        assert {child.name: (child.state, child.restarts) for child in children} == {
+            "front-0": (ChildState.RUNNING, 0),
+            "worker-0": (ChildState.RUNNING, 0),
+        }
+        os.kill(await server.pid("worker-0"), signal.SIGKILL)
+        again = await server.until("worker-0", lambda child: child.restarts == 1 and child.pid is not None)
+        assert again.last_exit == "signal SIGKILL"
+
+
+async def test_children_that_started_early_end_when_the_model_is_refused(tmp_path: Path) -> None:
+    folders = {"paths.state": str(tmp_path / "state"), "paths.runtime": str(tmp_path / "run")}
+    config = load_config(None, {}, {"server.port": 0, "server.admin_port": 0, **folders})
+    started = tmp_path / "started"
+    code = f"import os; open({str(started)!r} + str(os.getpid()), 'w').close(); import signal; signal.pause()"
+    command = (sys.executable, "-S", "-c", code)
+
+    def refuse() -> Model:
+        while len(list(tmp_path.glob("started*"))) < 2:
+            time.sleep(0.01)
+        raise ConfigError("no such model")
+
+    with pytest.raises(ConfigError, match="no such model"):
+        await run_server(config, refuse, clock=SystemClock(), env={}, modules=Modules(worker=command, front=command))
+
+    pids = [int(path.name.removeprefix("started")) for path in tmp_path.glob("started*")]
+    assert [is_gone(pid) for pid in pids] == [True, True]
 
 
 async def test_second_server_on_the_same_port_is_told_who_runs(tmp_path: Path) -> None:

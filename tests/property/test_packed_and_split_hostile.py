@@ -93,7 +93,7 @@ def packed_tensors(draw: st.DrawFn) -> dict[str, TensorView]:
         # Files hold tensors at any byte.
         shifted = np.empty(size + 1, np.uint8)
         shifted[1:] = data
-        found[f"a.{suffix}"] = TensorView(f"a.{suffix}", dtype, shape, shifted[1:])
+        found[f"a.{suffix}"] = TensorView(f"a.{suffix}", dtype, shape, memoryview(shifted)[1:])
     return found
 
 
@@ -123,7 +123,7 @@ split_keys = st.dictionaries(
 @hostile
 @given(parts=st.lists(st.tuples(split_keys, st.sets(st.sampled_from("abcd"))), min_size=1, max_size=3))
 def test_lying_parts_never_escape_the_error_tree(parts: list[tuple[dict[str, Any], set[str]]]) -> None:
-    empty = np.empty(0, np.uint8)
+    empty = memoryview(b"")
     files = {
         Path(f"m-{index}"): GgufFile(keys, {name: TensorView(name, "F32", (0,), empty) for name in names})
         for index, (keys, names) in enumerate(parts)

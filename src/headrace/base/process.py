@@ -10,13 +10,16 @@ _PR_SET_PDEATHSIG = 1
 
 
 def read_inherited(fd: int) -> bytes:
-    """Reads an inherited descriptor to its end and closes it.
+    """Reads an inherited descriptor to its end and closes it. Nothing in it: the parent has gone, and we go too.
 
     Raises:
         OSError: the descriptor is not open, or cannot be read.
     """
     with os.fdopen(fd, "rb") as stream:
-        return stream.read()
+        data = stream.read()
+    if not data:
+        os._exit(1)
+    return data
 
 
 def die_with_parent(parent_pid: int | None = None) -> None:

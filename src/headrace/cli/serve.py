@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,6 +14,7 @@ from headrace.cli.settings import ConfigOption, load_settings
 
 if TYPE_CHECKING:
     from headrace.base.config import Config
+    from headrace.fleet.server import Model
     from headrace.fleet.supervisor import Plan
     from headrace.protocol.launch import Kind
 
@@ -129,21 +130,25 @@ def _run(settings: Config, *, as_json: bool) -> int:
     import asyncio
     import os
     import signal
+    from functools import partial
 
     from headrace.base.clock import SystemClock
-    from headrace.cli.deployment import resolve_models
+    from headrace.cli.deployment import find_model, resolve_model, resolve_models
     from headrace.cli.history import RunRecord
     from headrace.fleet.server import run_server
     from headrace.fleet.supervisor import STOP_SIGNALS
 
     for own in settings.models.values() or [settings]:
         require_native_library(own.inference_engine.isa)
-    models = resolve_models(settings)
+    # Several models share a memory, and one that must be fetched takes minutes: nothing starts before they are known.
+    models: Sequence[Model] | Callable[[], Model] = partial(resolve_model, settings)
+    if settings.models or find_model(settings) is None:
+        models = resolve_models(settings)
     clock = SystemClock()
     record = RunRecord(settings, clock)
 
     def on_ready(plan: Plan) -> None:
-        announce(plan, [model.kind for model in models], as_json=as_json)
+        announce(plan, as_json=as_json)
         record.begin(model=", ".join(plan.models), port=plan.listeners[0].port)
 
     async def run() -> int:
@@ -185,12 +190,8 @@ def require_native_library(isa: str | None) -> None:
         sys.stderr.write(f"headrace: {reason}: {build.REMEDY}\n")
 
 
-def announce(plan: Plan, kinds: Sequence[Kind], *, as_json: bool) -> None:
-    """Says, once every model is ready, where a client can go.
-
-    Args:
-        kinds: what the plan's models give.
-    """
+def announce(plan: Plan, *, as_json: bool) -> None:
+    """Says, once every model is ready, where a client can go."""
     url = plan.listeners[0].url
     if as_json:
         admin_url = plan.admin_listeners[0].url
@@ -199,7 +200,7 @@ def announce(plan: Plan, kinds: Sequence[Kind], *, as_json: bool) -> None:
         names = ", ".join(plan.models)
         verb = "is" if len(plan.models) == 1 else "are"
         sys.stdout.write(f"\n{names} {verb} ready. Point an OpenAI client at {url}/v1 (any API key), or try:\n\n")
-        for model, kind in zip(plan.models, kinds, strict=True):
+        for model, kind in zip(plan.models, plan.kinds, strict=True):
             path, body = _example(model, kind)
             sys.stdout.write(f"  curl {url}{path} -H 'Content-Type: application/json' \\\n    -d '{body}'\n\n")
         sys.stdout.write("Ctrl-C ends it.\n")

@@ -23,8 +23,8 @@ from headrace.engine.pace import Pace
 from headrace.engine.packed_cache import PackedCache
 from headrace.engine.scheduler import Scheduler, SchedulerConfig
 from headrace.engine.validate import MAX_MARKS
-from headrace.engine.weight_plan import WeightPlan, plan_weights, weight_bytes
-from headrace.engine.weights import PackedWeight, load_weights
+from headrace.engine.weight_plan import WeightPlan, plan_weights, weight_bytes, with_positions
+from headrace.engine.weights import PackedWeight, make_weights
 from headrace.engine.work import WorkExecutor
 from headrace.policy.shares import Wish
 from headrace.policy.threads import ThreadPolicy
@@ -72,8 +72,13 @@ class Inspection:
     encoded: Encoded
     kv_type: KvType
     pool: PoolPlan
-    layouts: dict[int, Layout]
+    plans: list[WeightPlan]
     weight_bytes: int
+
+    @property
+    def layouts(self) -> dict[int, Layout]:
+        """The layout of each weight, by index."""
+        return {plan.spec.index: plan.layout for plan in self.plans}
 
     @property
     def encode_config(self) -> EncodeConfig | None:
@@ -165,7 +170,7 @@ def inspect(launch: WorkerLaunch, *, available_bytes: int | None = None) -> Insp
         encoded=study.encoded,
         kv_type=study.kv_type,
         pool=pool,
-        layouts={plan.spec.index: plan.layout for plan in study.plans},
+        plans=study.plans,
         weight_bytes=study.needs.weight_bytes,
     )
 
@@ -214,7 +219,9 @@ def _study(launch: WorkerLaunch) -> _Study:
         weight_bytes=sum(plan.size_bytes for plan in plans),
         scratch_bytes=encoded.arena_bytes + _VM_SCRATCH_BYTES,
         kv_token_bytes=2 * kv_layers * spec.kv_heads * spec.head_size * (4 if kv_type is KvType.F32 else 2),
-        narrower_bytes={name: weight_bytes(files, program, "bf16", name) for name in _NARROWER[launch.quantization]},
+        narrower_bytes=lambda: {
+            name: weight_bytes(files, program, "bf16", name) for name in _NARROWER[launch.quantization]
+        },
     )
     return _Study(
         files=files,
@@ -314,14 +321,10 @@ def read_weights(
     Raises:
         ModelFormatError: a weight holds what the packer refuses.
     """
-    launch = inspection.launch
-    return load_weights(
-        inspection.files,
-        inspection.program,
-        dtype=launch.dtype,
-        quantization=launch.quantization,
-        rope_positions=_num_positions(inspection),
-        threads=launch.threads,
+    return make_weights(
+        with_positions(inspection.plans, _num_positions(inspection)),
+        inspection.spec,
+        threads=inspection.launch.threads,
         progress=lambda done, total: progress("loading weights", done / max(total, 1)),
         stored=stored or {},
     )
@@ -365,14 +368,11 @@ def _packed_cache(inspection: Inspection) -> PackedCache | None:
     launch = inspection.launch
     if launch.packed_cache_path is None:
         return None
-    plans = plan_weights(
-        inspection.files, inspection.program, dtype=launch.dtype, quantization=launch.quantization, rope_positions=1
-    )
     return PackedCache(
         Path(launch.packed_cache_path),
         launch.packed_cache_bytes,
         inspection.files,
-        plans,
+        inspection.plans,
         name=launch.served_name,
         scheme=f"{launch.dtype}, {launch.quantization}",
     )

@@ -6,6 +6,7 @@ Everything is decided from headers, before a weight is read, so a model that can
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,13 +30,14 @@ class MemoryNeeds:
         weight_bytes: packed weights.
         scratch_bytes: activations and the VM's own scratch.
         kv_token_bytes: keys and values of one token, all layers.
-        narrower_bytes: packed weights under each narrower quantization that the user could choose, by name.
+        narrower_bytes: gives the packed weights under each narrower quantization that the user could choose, by name;
+            called for a refusal only, because planning them takes a good part of a start.
     """
 
     weight_bytes: int
     scratch_bytes: int
     kv_token_bytes: int
-    narrower_bytes: dict[str, int]
+    narrower_bytes: Callable[[], Mapping[str, int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,12 +134,13 @@ def _refusal(
     def need(weight_bytes: int) -> int:
         return _least_bytes(needs, weight_bytes, kv_cache_ratio, wanted_tokens)
 
-    fitting = [name for name, size in needs.narrower_bytes.items() if need(size) <= available_bytes]
+    narrower = needs.narrower_bytes()
+    fitting = [name for name, size in narrower.items() if need(size) <= available_bytes]
     if fitting:
         name = fitting[0]
-        advice = f"quantization: {name} would fit (weights {format_size(needs.narrower_bytes[name])})"
+        advice = f"quantization: {name} would fit (weights {format_size(narrower[name])})"
     else:
-        least = min([needs.weight_bytes, *needs.narrower_bytes.values()])
+        least = min([needs.weight_bytes, *narrower.values()])
         advice = f"it needs a machine with {format_size(need(least))} available, or a smaller model"
     holder = "its share of the memory leaves" if is_share else "this machine has"
     return (

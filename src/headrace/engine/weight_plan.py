@@ -7,7 +7,8 @@ size is known before the first byte is taken.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 from headrace.base.errors import ModelFormatError, ModelUnsupportedError
 from headrace.engine.quantize import PACKABLE, check_precision, choose_layout, keeps_eight_bits
@@ -118,6 +119,11 @@ def plan_weights(
             )
     _refuse(files, list(dict.fromkeys(faults)), list(dict.fromkeys(unsupported)), _unexpected(files, program, used))
     return plans
+
+
+def with_positions(plans: Iterable[WeightPlan], rope_positions: int) -> list[WeightPlan]:
+    """Returns the plans with rope tables of so many positions, or as many as the model's whole context has."""
+    return [replace(plan, n=min(rope_positions, plan.spec.n)) if plan.spec.kind == "rope" else plan for plan in plans]
 
 
 def weight_bytes(files: ModelFiles, program: Program, dtype: str, quantization: str) -> int:

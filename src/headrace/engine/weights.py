@@ -7,7 +7,7 @@ work on quantised rows as they are: a row is a whole number of blocks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -25,8 +25,8 @@ from headrace.program.ir import Program
 from headrace.program.model import ModelSpec
 from headrace.program.opcodes import LANES, Layout
 from headrace.program.rope import rope_table
-from headrace.registry.files import release_pages
 from headrace.registry.model import ModelFiles
+from headrace.registry.pages import release_pages
 
 ALIGNMENT_BYTES = 64
 """A cache line, and the widest vector register: kernels load packed weights with aligned instructions."""
@@ -66,20 +66,40 @@ def load_weights(
 
     Args:
         rope_positions: positions of the rope table; None takes the model's whole context.
+
+    Raises:
+        ConfigError, ModelFormatError, ModelUnsupportedError: as ``plan_weights``, before anything is allocated.
+        ModelFormatError, MachineError: as ``make_weights``.
+    """
+    plans = plan_weights(files, program, dtype=dtype, quantization=quantization, rope_positions=rope_positions)
+    return make_weights(plans, program.spec, threads=threads, progress=progress, pack=pack, stored=stored)
+
+
+def make_weights(
+    planned: Sequence[WeightPlan],
+    spec: ModelSpec,
+    *,
+    threads: int = 2,
+    progress: Callable[[int, int], None] | None = None,
+    pack: Pack | None = None,
+    stored: Mapping[int, PackedWeight] | None = None,
+) -> list[PackedWeight]:
+    """Returns the planned weights, packed, in the order of their plans.
+
+    Args:
+        planned: of the whole table.
         progress: called in this thread with packed bytes done and in all.
         pack: None takes the native one.
         stored: weights by index that are there already; they are not made again.
 
     Raises:
-        ConfigError, ModelFormatError, ModelUnsupportedError: as ``plan_weights``, before anything is allocated.
         ModelFormatError: a vector holds a value that is not finite.
         MachineError: the native library is missing.
 
     Cost: reads every stored byte once; about 0.3 s per 100 MB of 4-bit blocks on one thread.
     """
-    plans = plan_weights(files, program, dtype=dtype, quantization=quantization, rope_positions=rope_positions)
     weights = dict(stored or {})
-    plans = [plan for plan in plans if plan.spec.index not in weights]
+    plans = [plan for plan in planned if plan.spec.index not in weights]
     total = sum(plan.size_bytes for plan in plans)
     packer = (
         _native_packer(total + len(plans) * ALIGNMENT_BYTES)
@@ -88,12 +108,12 @@ def load_weights(
     )
     done = 0
     with ThreadPoolExecutor(max(1, threads)) as pool:
-        for weight in pool.map(lambda plan: _make(plan, program.spec, packer), plans):
+        for weight in pool.map(lambda plan: _make(plan, spec, packer), plans):
             weights[weight.index] = weight
             done += weight.data.nbytes
             if progress is not None:
                 progress(done, total)
-    return [weights[spec.index] for spec in program.weights]
+    return [weights[plan.spec.index] for plan in planned]
 
 
 @dataclass(frozen=True, slots=True)

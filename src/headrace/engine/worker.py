@@ -53,7 +53,6 @@ from headrace.protocol.frames import (
 from headrace.protocol.launch import WorkerLaunch
 from headrace.registry.model import open_model
 from headrace.text.grammar import GrammarVocabulary
-from headrace.text.tokenizer import Tokenizer
 
 # Sent a little early, because a step may come in between.
 _BEAT_S = 0.8 * HEARTBEAT_INTERVAL_S
@@ -164,16 +163,15 @@ class Worker:
             raise self._load_error
         self._next_beat_s = 0.0  # say "ready" at once
         self._beat()
+        gc.collect()
+        gc.freeze()  # what is loaded stays: later collections need not look at it
 
     def _load_in_thread(self) -> None:
         def note(stage: str, ratio: float) -> None:
             self._stage = (stage, ratio)
 
         try:
-            loaded = self._loading(note)
-            gc.collect()
-            gc.freeze()  # what is loaded stays: later collections need not look at it
-            self._loaded = loaded
+            self._loaded = self._loading(note)
         except BaseException as error:  # noqa: BLE001  # handed to the main thread, which raises it
             self._load_error = error
         self._link.wake()
@@ -352,6 +350,8 @@ class Worker:
 
 def _vocabulary(inspection: Inspection) -> GrammarVocabulary:
     """Reads the model's tokenizer, for grammars; the engine itself opened the model without."""
+    from headrace.text.tokenizer import Tokenizer  # late: most workers never see a grammar
+
     files = open_model(Path(inspection.launch.model_path))
     is_gguf = files.kind == "gguf"
     tokenizer = Tokenizer.from_gguf(files.metadata) if is_gguf else Tokenizer.from_files(files.tokenizer_files)

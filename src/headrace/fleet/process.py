@@ -3,10 +3,13 @@
 A child gets its launch value as JSON on an inherited descriptor, never on the command line, where every user of the
 machine could read it. It runs in a session of its own, so a Ctrl-C reaches the supervisor alone, which then ends the
 children in order. When to start or end which child is ``fleet.supervisor``'s business.
+
+A child may be started before it is known what it shall do (``WaitingChild``): importing its modules is half of a start.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -58,24 +61,60 @@ def scrub_env(env: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in env.items() if name in _ENV_NAMES or name.startswith(_ENV_PREFIXES)}
 
 
+class WaitingChild:
+    """A process that has no launch value yet; it comes as far as reading it, and waits there.
+
+    Call from the main thread, as for ``Child``.
+
+    Args:
+        command, pass_fds: as those of the spec that will be told.
+    """
+
+    def __init__(self, command: Sequence[str], pass_fds: Sequence[int], env: Mapping[str, str]) -> None:
+        launch_fd, self._tell_fd = os.pipe()
+        try:
+            self._process: subprocess.Popen[bytes] | None = _start(command, launch_fd, pass_fds, env)
+        except BaseException:
+            os.close(self._tell_fd)
+            raise
+        finally:
+            os.close(launch_fd)
+
+    def tell(self, launch: bytes) -> subprocess.Popen[bytes]:
+        """Lets it go on; it is the caller's from now on. Call once. One that has died meanwhile hears nothing."""
+        process, self._process = self._process, None
+        assert process is not None
+        with contextlib.suppress(BrokenPipeError), os.fdopen(self._tell_fd, "wb") as stream:
+            stream.write(launch)
+        return process
+
+    def close(self) -> None:
+        """Ends it if it was told nothing."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            os.close(self._tell_fd)
+            self._process = None
+
+
 class Child:
     """A started process: its pid, a descriptor that turns readable when it ends, and its end.
 
     Call from the main thread: the kernel binds "die with the parent" to the thread that starts the child.
+
+    Args:
+        waiting: the process to use, which was started with the spec's command and descriptors; None starts one.
     """
 
-    def __init__(self, spec: ChildSpec, env: Mapping[str, str]) -> None:
-        launch_fd = _memory_file(spec.launch)
-        try:
-            self._process = subprocess.Popen(
-                [*spec.command, "--launch-fd", str(launch_fd)],
-                stdin=subprocess.DEVNULL,
-                pass_fds=(launch_fd, *spec.pass_fds),
-                env=scrub_env(env),
-                start_new_session=True,
-            )
-        finally:
-            os.close(launch_fd)
+    def __init__(self, spec: ChildSpec, env: Mapping[str, str], waiting: WaitingChild | None = None) -> None:
+        if waiting is not None:
+            self._process = waiting.tell(spec.launch)
+        else:
+            launch_fd = _memory_file(spec.launch)
+            try:
+                self._process = _start(spec.command, launch_fd, spec.pass_fds, env)
+            finally:
+                os.close(launch_fd)
         self.pid = self._process.pid
         self.pidfd = os.pidfd_open(self.pid)
 
@@ -91,6 +130,18 @@ class Child:
         code = self._process.wait()
         os.close(self.pidfd)
         return code
+
+
+def _start(
+    command: Sequence[str], launch_fd: int, pass_fds: Sequence[int], env: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [*command, "--launch-fd", str(launch_fd)],
+        stdin=subprocess.DEVNULL,
+        pass_fds=(launch_fd, *pass_fds),
+        env=scrub_env(env),
+        start_new_session=True,
+    )
 
 
 def describe_exit(code: int) -> str:

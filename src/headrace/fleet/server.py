@@ -20,7 +20,7 @@ from headrace.base.exits import Exit
 from headrace.base.log import get_log
 from headrace.fleet.gate import open_gate
 from headrace.fleet.launch import Resolved, front_launch, model_launch, worker_launch
-from headrace.fleet.process import ChildSpec, module_command
+from headrace.fleet.process import ChildSpec, WaitingChild, module_command
 from headrace.fleet.sockets import (
     Listener,
     is_loopback,
@@ -41,6 +41,8 @@ _OPEN_FILES: Final = 65_536
 _DRAIN_MARGIN_S: Final = 10.0
 # Short: a socket's whole path has 107 bytes.
 _WORKER_SOCKET_NAME: Final = "w{}.sock"
+_WORKER_NAME: Final = "worker-{}"
+_FRONT_NAME: Final = "front-{}"
 
 log = get_log(__name__)
 
@@ -76,7 +78,7 @@ class Modules:
 
 async def run_server(
     config: Config,
-    models: Sequence[Model],
+    models: Sequence[Model] | Callable[[], Model],
     *,
     clock: Clock,
     env: Mapping[str, str],
@@ -88,9 +90,11 @@ async def run_server(
 
     Args:
         config: the settings of the server itself.
-        models: at least one; no name belongs to two.
+        models: at least one; no name belongs to two. Or a function that gives the only one in a moment: its processes
+            start before it is called, and import their modules meanwhile.
 
     Raises:
+        HeadraceError: what ``models`` raises.
         AddressInUseError, ConfigError, MachineError: as the sockets' functions say.
         AlreadyRunningError: a server of this user holds the same port and state folder.
     """
@@ -120,6 +124,21 @@ async def run_server(
             held.callback(os.close, _lock(state, name))
         folder = private_folder(runtime_folder(config.paths.runtime, env) / name)
         held.callback(_remove, folder)
+        modules = modules or Modules()
+        sockets = _WorkerSockets(folder, held)
+        front_fds = [
+            # One front answers for metrics and admin: a scrape must not meet another process each time.
+            tuple(listener.socket.fileno() for listener in (*listeners, *(admin[:1] if index == 0 else ())))
+            for index in range(server.fronts)
+        ]
+        waiting: dict[str, WaitingChild] = {}
+        if callable(models):
+            early = {_WORKER_NAME.format(0): (modules.worker, (sockets.fd(0),))}  # first: loading is the longest
+            early |= {_FRONT_NAME.format(index): (modules.front, fds) for index, fds in enumerate(front_fds)}
+            for child, (command, fds) in early.items():
+                waiting[child] = WaitingChild(command, fds, env)
+                held.callback(waiting[child].close)
+            models = [models()]
         gates = open_gate(
             [model.resolved.threads for model in models],
             [model.config.inference_engine.thread_share for model in models],
@@ -127,18 +146,38 @@ async def run_server(
             held,
         )
         places = [
-            _Place(model, index, path, held.enter_context(open_unix_listener(path)).fileno(), gates[index])
+            _Place(model, index, sockets.path(index), sockets.fd(index), gates[index])
             for index, model in enumerate(models)
-            for path in [folder / _WORKER_SOCKET_NAME.format(index)]
         ]
-        plan = _make_plan(config, places, folder, listeners, admin, modules or Modules())
+        plan = _make_plan(config, places, folder, listeners, admin, front_fds, modules)
         if not is_local:
             log.warning("config_warning", key="server.host", message="serving without keys to other machines")
         limits = supervisor_config or SupervisorConfig(
             drain_s=max(server.drain_s, server.stream_drain_s) + _DRAIN_MARGIN_S
         )
-        supervisor = Supervisor(plan, clock=clock, env=env, config=limits, on_ready=lambda: on_ready(plan))
+        supervisor = Supervisor(
+            plan, clock=clock, env=env, config=limits, on_ready=lambda: on_ready(plan), waiting=waiting
+        )
         return await supervisor.run()
+
+
+class _WorkerSockets:
+    """The workers' sockets, each opened when it is first asked for."""
+
+    def __init__(self, folder: Path, held: contextlib.ExitStack) -> None:
+        self._folder = folder
+        self._held = held
+        self._fds: dict[int, int] = {}
+
+    def path(self, index: int) -> Path:
+        """Where the fronts find it."""
+        return self._folder / _WORKER_SOCKET_NAME.format(index)
+
+    def fd(self, index: int) -> int:
+        """What the worker inherits."""
+        if index not in self._fds:
+            self._fds[index] = self._held.enter_context(open_unix_listener(self.path(index))).fileno()
+        return self._fds[index]
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +197,7 @@ def _make_plan(
     folder: Path,
     listeners: list[Listener],
     admin: list[Listener],
+    front_fds: Sequence[tuple[int, ...]],
     modules: Modules,
 ) -> Plan:
     is_local = is_loopback(config.server.host)
@@ -174,24 +214,24 @@ def _make_plan(
         for place in places
     ]
     fronts = []
-    for index in range(config.server.fronts):
-        # One front answers for metrics and admin: a scrape must not meet another process each time.
+    for index, fds in enumerate(front_fds):
         admin_fd = admin[0].socket.fileno() if index == 0 else None
         launch = front_launch(
             config, behind, listen_fds=listen_fds, admin_fd=admin_fd, is_loopback=is_local, index=index
         )
         fronts.append(
             ChildSpec(
-                name=f"front-{index}",
+                name=_FRONT_NAME.format(index),
                 role="front",
                 command=modules.front,
                 launch=msgspec.json.encode(launch),
-                pass_fds=(*listen_fds, *(() if admin_fd is None else (admin_fd,))),
+                pass_fds=fds,
             )
         )
     return Plan(
         name=folder.name,
         models=tuple(place.model.names[0] for place in places),
+        kinds=tuple(place.model.kind for place in places),
         folder=folder,
         listeners=listeners,
         admin_listeners=admin,
@@ -213,7 +253,7 @@ def _plan_worker(place: _Place, modules: Modules) -> WorkerPlan:
     )
     gate_fds = () if place.gate is None else (place.gate.memory_fd, *place.gate.wake_fds)
     spec = ChildSpec(
-        name=f"worker-{place.index}",
+        name=_WORKER_NAME.format(place.index),
         role="worker",
         command=modules.worker,
         launch=msgspec.json.encode(launch),

@@ -26,7 +26,7 @@ from headrace.base.exits import Exit, is_permanent
 from headrace.base.log import get_log
 from headrace.fleet import liveness, restart
 from headrace.fleet.liveness import Liveness, LivenessConfig
-from headrace.fleet.process import Child, ChildSpec, describe_exit
+from headrace.fleet.process import Child, ChildSpec, WaitingChild, describe_exit
 from headrace.fleet.restart import RestartConfig
 from headrace.fleet.sockets import Listener, open_unix_listener
 from headrace.fleet.status import (
@@ -38,6 +38,7 @@ from headrace.fleet.status import (
     serve_control,
 )
 from headrace.protocol.frames import LINK_VERSION, FrameReader, FromWorker, Hello, Status, WorkerState, encode_frame
+from headrace.protocol.launch import Kind
 
 STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -81,6 +82,7 @@ class Plan:
     Args:
         name: the instance's name: its port.
         models: canonical names of what is served.
+        kinds: what each of them gives.
         folder: its private runtime folder.
         listeners, admin_listeners: open TCP sockets; the fronts' specs pass their descriptors on. The workers' Unix
             sockets are held open by the caller.
@@ -88,6 +90,7 @@ class Plan:
 
     name: str
     models: Sequence[str]
+    kinds: Sequence[Kind]
     folder: Path
     listeners: Sequence[Listener]
     admin_listeners: Sequence[Listener]
@@ -120,6 +123,7 @@ class Supervisor:
 
     Args:
         on_ready: called once, when every worker is ready for the first time and every front runs.
+        waiting: by the names of their specs, children that were started already and wait for their launch values.
         env: the environment that children get the allowed part of.
     """
 
@@ -131,12 +135,14 @@ class Supervisor:
         env: Mapping[str, str],
         config: SupervisorConfig | None = None,
         on_ready: Callable[[], None] = lambda: None,
+        waiting: Mapping[str, WaitingChild] | None = None,
     ) -> None:
         self._plan = plan
         self._clock = clock
         self._env = env
         self._config = config or SupervisorConfig()
         self._on_ready = on_ready
+        self._waiting = dict(waiting or {})
         self._workers = [_Slot(worker.spec, worker.socket_path, worker.model) for worker in plan.workers]
         self._fronts = [_Slot(spec) for spec in plan.fronts]
         self._state = ServerState.STARTING
@@ -217,7 +223,7 @@ class Supervisor:
         slot.started_at_s = self._clock.now_s()
         slot.num_starts += 1
         try:
-            child = Child(slot.spec, self._env)
+            child = Child(slot.spec, self._env, self._waiting.pop(slot.spec.name, None))
         except OSError as error:  # no memory or process table full: as good as a death
             log.error("child_exited", child=slot.spec.name, exit=f"cannot start: {error.strerror}")
             slot.last_exit = f"cannot start: {error.strerror}"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import psutil
-
 from headrace.base.recorder import Recorder
 from headrace.protocol.frames import Status
 
@@ -67,6 +65,8 @@ class WorkerMeter:
 
 def note_process(recorder: Recorder) -> None:
     """Reads this process's memory and open descriptors. Cost: about 50 µs."""
+    import psutil  # late: a scrape needs it, a start does not
+
     process = psutil.Process()
     recorder.gauge("headrace_process_resident_bytes", process.memory_info().rss)
     recorder.gauge("headrace_process_open_fds", process.num_fds())

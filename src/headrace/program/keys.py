@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from headrace.base.errors import ModelFormatError
 
 _MAX_SHOWN = 80
@@ -45,9 +43,9 @@ class Keys:
                 raise ModelFormatError(f"{self.source}: {self.prefix}{key} is missing, must be in {low}..{high}")
             return default
         value = self.values[key]
-        if isinstance(value, bool) or not isinstance(value, int | np.integer) or not low <= int(value) <= high:
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
             raise self.refuse(key, f"must be an integer in {low}..{high}")
-        return int(value)
+        return value
 
     def number(self, key: str, low: float, high: float, default: float | None = None) -> float:
         """Returns a finite number in [low, high]; missing or null gives ``default``, or is refused without one."""
@@ -56,20 +54,19 @@ class Keys:
                 raise ModelFormatError(f"{self.source}: {self.prefix}{key} is missing, must be in {low:g}..{high:g}")
             return default
         value = self.values[key]
-        is_number = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
         # Compared before it is converted: an int of a thousand digits is no float. NaN fails the comparison.
-        if not is_number or not low <= value <= high:  # type: ignore[operator]  # narrowed by is_number
+        if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
             raise self.refuse(key, f"must be a number in {low:g}..{high:g}")
-        return float(value)  # type: ignore[arg-type]  # narrowed by is_number
+        return float(value)
 
     def boolean(self, key: str, default: bool) -> bool:
         """Returns a bool; a missing or null key gives ``default``."""
         if not self.has(key):
             return default
         value = self.values[key]
-        if not isinstance(value, bool | np.bool_):
+        if not isinstance(value, bool):
             raise self.refuse(key, "must be true or false")
-        return bool(value)
+        return value
 
     def text(self, key: str, default: str | None = None) -> str:
         """Returns a string; a missing or null key gives ``default``, or is refused without one."""
@@ -107,6 +104,6 @@ class Keys:
         if not self.has(key):
             return None
         value = self.values[key]
-        if not isinstance(value, Sequence | np.ndarray) or isinstance(value, str | bytes) or len(value) != length:
+        if not isinstance(value, Sequence) or isinstance(value, str | bytes) or len(value) != length:
             raise self.refuse(key, f"must be a list of {length} entries")
         return tuple(Keys(self.source, {"": item}, f"{self.prefix}{key}[{index}]") for index, item in enumerate(value))

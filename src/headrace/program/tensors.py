@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from typing import Protocol
-
-import numpy as np
-from numpy.typing import NDArray
 
 from headrace.base.errors import ModelFormatError
 
@@ -23,18 +21,18 @@ class TensorLike(Protocol):
         """Row-major, [out, in]."""
 
     @property
-    def data(self) -> NDArray[np.uint8]:
+    def raw(self) -> memoryview:
         """The tensor's bytes."""
 
 
-def tensor_f32(source: str, name: str, tensor: TensorLike, count: int) -> NDArray[np.float32]:
+def tensor_f32(source: str, name: str, tensor: TensorLike, count: int) -> tuple[float, ...]:
     """Returns a small F32 vector of exactly ``count`` elements.
 
     Raises:
         ModelFormatError: another type, shape or size.
     """
-    if tensor.dtype != "F32" or tuple(tensor.shape) != (count,) or tensor.data.nbytes != 4 * count:
+    if tensor.dtype != "F32" or tuple(tensor.shape) != (count,) or tensor.raw.nbytes != 4 * count:
         raise ModelFormatError(
             f"{source}: {name} is {tensor.dtype} of shape {tuple(tensor.shape)}, expected F32 of shape ({count},)"
         )
-    return np.frombuffer(tensor.data.tobytes(), "<f4")
+    return struct.unpack(f"<{count}f", tensor.raw)

@@ -2,6 +2,9 @@
 
 Everything the registry reads from a model folder goes through here, so a FIFO, a device or a link that points out of
 the folder is refused in one place.
+
+Bytes are handed on as memoryviews: supervisor and front read headers only and never load numpy
+(``formats.tensor.TensorView.data``).
 """
 
 from __future__ import annotations
@@ -11,9 +14,6 @@ import mmap
 import os
 import stat
 from pathlib import Path
-
-import numpy as np
-from numpy.typing import NDArray
 
 from headrace.base.errors import ModelFormatError, ModelIntegrityError
 
@@ -42,8 +42,8 @@ def open_regular(path: Path) -> int:
     return fd
 
 
-def map_file(path: Path) -> NDArray[np.uint8]:
-    """Returns the whole file as a read-only memory map, uint8 [size]; no byte is read yet."""
+def map_file(path: Path) -> memoryview:
+    """Returns the whole file as a read-only memory map; no byte is read yet."""
     fd = open_regular(path)
     try:
         if os.fstat(fd).st_size == 0:
@@ -53,25 +53,7 @@ def map_file(path: Path) -> NDArray[np.uint8]:
         raise ModelFormatError(f"{path}: cannot be mapped: {error.strerror}") from error
     finally:
         os.close(fd)
-    return np.frombuffer(mapped, np.uint8)
-
-
-def release_pages(data: NDArray[np.uint8]) -> None:
-    """Tells the kernel that this part of a map is not needed now; it is read anew from the file if it is after all.
-
-    Keeps a process that has copied its weights from being charged for them twice. No effect on other arrays.
-    """
-    whole = data if data.base is None or not isinstance(data.base, np.ndarray) else data.base
-    mapped: object = whole.base
-    # numpy keeps a memoryview between an array and the object it was made from.
-    mapped = mapped.obj if isinstance(mapped, memoryview) else mapped
-    if not isinstance(mapped, mmap.mmap):
-        return
-    page = mmap.PAGESIZE
-    offset = data.ctypes.data - whole.ctypes.data
-    start, stop = offset + -offset % page, (offset + data.nbytes) // page * page
-    if stop > start:
-        mapped.madvise(mmap.MADV_DONTNEED, start, stop - start)
+    return memoryview(mapped)
 
 
 def read_small(path: Path, limit_bytes: int) -> bytes:

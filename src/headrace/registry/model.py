@@ -14,9 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from headrace.base.errors import ModelFormatError, ModelUnsupportedError
 from headrace.registry.files import map_file, read_small, regular_size, sha256_of, shown
 from headrace.registry.formats.gguf import parse_gguf
@@ -235,7 +232,7 @@ def _packing(folder: Path, config: Mapping[str, Any]) -> tuple[Any, Path] | None
     return None
 
 
-def _map_weights(path: Path) -> NDArray[np.uint8]:
+def _map_weights(path: Path) -> memoryview:
     """Maps a weight file after a look at its first bytes: what it is decides, not what it is called."""
     data = map_file(path)
     head = bytes(data[:9])
@@ -272,7 +269,7 @@ def _tokenizer_files(folder: Path) -> dict[str, Path]:
     return found
 
 
-def _digest(texts: list[Path], maps: Mapping[Path, NDArray[np.uint8]]) -> str:
+def _digest(texts: list[Path], maps: Mapping[Path, memoryview]) -> str:
     sha = hashlib.sha256()
     for path in texts:
         sha.update(f"{path.name} {sha256_of(path)}\n".encode())

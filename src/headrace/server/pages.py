@@ -24,7 +24,6 @@ from headrace.observe.exposition import CONTENT_TYPE, expose
 from headrace.observe.process import WorkerMeter, note_process
 from headrace.protocol.frames import EncodeForm
 from headrace.protocol.launch import Kind
-from headrace.protocol.openapi import build_document
 from headrace.protocol.tei import info
 from headrace.replica.port import Readiness
 from headrace.server.tokens import TokenPages
@@ -88,6 +87,8 @@ class Pages:
 
     async def openapi(self, _request: Request) -> Response:
         """``GET /openapi.json``."""
+        from headrace.protocol.openapi import build_document  # late: no request of a model needs it
+
         return _json(build_document(headrace.__version__))
 
     async def tokenizer_info(self, request: Request) -> Response:

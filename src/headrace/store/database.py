@@ -6,8 +6,6 @@ import sqlite3
 from pathlib import Path
 from typing import Final
 
-from alembic import command
-from alembic.config import Config as AlembicConfig
 from sqlalchemy import Connection, Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, DatabaseError, NoSuchModuleError
 
@@ -23,8 +21,11 @@ def sqlite_url(file: Path) -> str:
     return f"sqlite:///{file}"
 
 
-def open_database(url: str) -> Engine:
+def open_database(url: str, *, is_migrated: bool = False) -> Engine:
     """Opens a database, made or migrated where needed.
+
+    Args:
+        is_migrated: this run has opened it before, so its schema is the newest.
 
     Raises:
         ConfigError: the URL is malformed, or names a kind of database that this release does not know.
@@ -40,7 +41,8 @@ def open_database(url: str) -> Engine:
     event.listen(engine, "connect", _set_pragmas)
     event.listen(engine, "begin", _begin)
     try:
-        migrate(engine)
+        if not is_migrated:
+            migrate(engine)
     except (DatabaseError, sqlite3.DatabaseError) as error:
         engine.dispose()
         reason = str(error.orig if isinstance(error, DatabaseError) else error)
@@ -50,6 +52,10 @@ def open_database(url: str) -> Engine:
 
 def migrate(engine: Engine, revision: str = "head") -> None:
     """Brings the schema to ``revision``, inside one transaction that shuts other migrations out."""
+    # Late: it takes longer to import than all else here, and a schema that is known to be the newest needs it not.
+    from alembic import command
+    from alembic.config import Config as AlembicConfig
+
     config = AlembicConfig()
     config.set_main_option("script_location", str(_MIGRATIONS).replace("%", "%%"))
     with engine.connect().execution_options(headrace_begin="BEGIN IMMEDIATE") as connection, connection.begin():

@@ -180,10 +180,10 @@ def _read_pieces(metadata: Mapping[str, object]) -> list[str]:
     values = _read_list(metadata, key)
     if not values or len(values) > MAX_VOCAB_TOKENS:
         raise ModelFormatError(f"{key} has {len(values or ())} entries, allowed are 1 to {MAX_VOCAB_TOKENS}")
-    for index, piece in enumerate(values):
-        if not isinstance(piece, str) or not 0 < len(piece) <= MAX_TOKEN_CHARS:
-            raise ModelFormatError(f"{key}[{index}] must be a string of 1 to {MAX_TOKEN_CHARS} characters")
-    pieces = [str(piece) for piece in values]
+    pieces = [piece for piece in values if isinstance(piece, str) and 0 < len(piece) <= MAX_TOKEN_CHARS]
+    if len(pieces) < len(values):
+        index = next((index for index, piece in enumerate(pieces) if piece is not values[index]), len(pieces))
+        raise ModelFormatError(f"{key}[{index}] must be a string of 1 to {MAX_TOKEN_CHARS} characters")
     if not is_unicode("".join(pieces)):
         raise ModelFormatError(f"{key} holds text that is not valid Unicode")
     if len(set(pieces)) < len(pieces):
@@ -200,11 +200,13 @@ def _read_kinds(metadata: Mapping[str, object], pieces: list[str]) -> list[int]:
     if len(values) != len(pieces):
         raise ModelFormatError(f"{key} has {len(values)} entries for {len(pieces)} tokens")
     kinds = [value for value in values if isinstance(value, int)]
-    if len(kinds) < len(values) or not set(kinds) <= set(TokenKind):
+    found = set(kinds)
+    if len(kinds) < len(values) or not found <= set(TokenKind):
         raise ModelFormatError(f"{key} holds kinds other than {min(TokenKind)} to {max(TokenKind)}")
-    for index, (kind, piece) in enumerate(zip(kinds, pieces, strict=True)):
-        if kind == TokenKind.BYTE and byte_of_token(piece) is None:
-            raise ModelFormatError(f"token {index} is the byte token {piece[:80]!r}: want <0x00> to <0xFF>")
+    if TokenKind.BYTE in found:
+        for index, (kind, piece) in enumerate(zip(kinds, pieces, strict=True)):
+            if kind == TokenKind.BYTE and byte_of_token(piece) is None:
+                raise ModelFormatError(f"token {index} is the byte token {piece[:80]!r}: want <0x00> to <0xFF>")
     return kinds
 
 

@@ -21,7 +21,7 @@ import msgspec
 
 from headrace.base.errors import MachineError, OverloadedError, RequestError
 from headrace.protocol.frames import MAX_GRAMMAR_CHARS, Grammar
-from headrace.text.grammar_child import HEADER, Verdict
+from headrace.text.grammar_verdict import HEADER, Verdict
 
 _MAX_VERDICTS: Final = 512
 # Verdicts on long grammars are not worth their memory.

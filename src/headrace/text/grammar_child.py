@@ -12,7 +12,6 @@ import json
 import resource
 import signal
 import socket
-import struct
 import sys
 from pathlib import Path
 from typing import Final
@@ -23,17 +22,10 @@ import numpy as np
 from headrace.base.errors import RequestError
 from headrace.protocol.frames import Grammar, GrammarKind
 from headrace.text.grammar import GrammarState, GrammarVocabulary, grammar_error
+from headrace.text.grammar_verdict import HEADER, Verdict
 from headrace.text.schema import find_loop
 
-HEADER: Final = struct.Struct(">I")
 _EOS: Final = 256
-
-
-class Verdict(msgspec.Struct, frozen=True):
-    """What was found: the grammar as it is to be used, or an error's message."""
-
-    grammar: Grammar | None = None
-    error: str | None = None
 
 
 def byte_vocabulary() -> GrammarVocabulary:

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
-import numpy as np
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from tokenizers.pre_tokenizers import PreTokenizer
 from tokenizers.processors import BertProcessing
@@ -199,6 +198,8 @@ def merges_by_score(pieces: Sequence[str], scores: Sequence[float]) -> list[tupl
 
     Cost: two look-ups for each character of the vocabulary; 1.5 s for Gemma's 262,144 tokens.
     """
+    import numpy as np  # late: no other vocabulary needs it, and no front that serves them loads it
+
     if sum(map(len, pieces)) > MAX_SPLIT_CHARS:
         raise ModelFormatError(f"the vocabulary's tokens are over {MAX_SPLIT_CHARS} characters long together")
     known = set(pieces) - {""}

@@ -19,7 +19,7 @@ from headrace.bench.records import (
     Settings,
     encode_exchange,
 )
-from headrace.cli.main import app
+from headrace.cli.main import make_app
 
 
 def write_run(
@@ -60,7 +60,7 @@ def write_run(
 
 
 def headrace(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(app, ["bench", *map(str, arguments)])
+    return CliRunner().invoke(make_app(), ["bench", *map(str, arguments)])
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,9 @@ import typer
 from typer.testing import CliRunner
 
 from headrace.base.exits import Exit
+from headrace.cli import main
 from headrace.cli.deployment import names_of
-from headrace.cli.main import app
+from headrace.cli.main import make_app
 from headrace.cli.models import find_model
 from headrace.engine.packed_file import Header, write_packed
 from headrace.engine.weights import PackedWeight
@@ -53,7 +54,7 @@ def headrace(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def invoke(*arguments: str) -> str:
-    result = CliRunner().invoke(app, list(arguments), catch_exceptions=False)
+    result = CliRunner().invoke(make_app(), list(arguments), catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result.stdout
 
@@ -73,7 +74,7 @@ def test_help_of_every_option_is_there() -> None:
         for child in getattr(command, "commands", {}).values():
             walk(child)
 
-    walk(typer.main.get_command(app))
+    walk(typer.main.get_command(make_app()))
 
 
 def test_config_show_gives_values_with_origins_and_fixed_limits(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -283,10 +284,20 @@ def test_served_names_come_from_the_source(source: str, names: tuple[str, ...]) 
     assert names_of(source) == names
 
 
-def test_import_of_the_command_line_stays_light() -> None:
+@pytest.mark.parametrize("name", main.COMMANDS)
+def test_command_line_of_one_command_stays_light(name: str) -> None:
     heavy = {"numpy", "pydantic", "sqlalchemy", "structlog", "asyncio"}
-    code = f"import sys, headrace.cli.main; print(sorted({heavy} & set(sys.modules)))"
+    code = f"import sys; from headrace.cli.main import make_app; make_app({name!r}); print(*sys.modules)"
 
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 
-    assert done.stdout.strip() == "[]"
+    assert set(done.stdout.split()) & heavy == set()
+
+
+def test_server_starts_without_the_other_commands() -> None:
+    code = "import sys; from headrace.cli.main import make_app; make_app('serve'); print(*sys.modules)"
+
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    found = {name for name, place in main.COMMANDS.items() if place.partition(":")[0] in done.stdout.split()}
+    assert found == {"serve"}

@@ -11,7 +11,7 @@ from headrace.engine.memory import MemoryNeeds, PoolPlan, plan_pool, read_availa
 
 MIB = 2**20
 NEEDS = MemoryNeeds(
-    weight_bytes=100 * MIB, scratch_bytes=10 * MIB, kv_token_bytes=1024, narrower_bytes={"int8": 54 * MIB}
+    weight_bytes=100 * MIB, scratch_bytes=10 * MIB, kv_token_bytes=1024, narrower_bytes=lambda: {"int8": 54 * MIB}
 )
 
 

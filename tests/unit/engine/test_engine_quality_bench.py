@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from headrace.base.errors import ConfigError, ModelTooLargeError, ModelUnsupportedError
-from headrace.cli.main import app
+from headrace.cli.main import make_app
 from headrace.engine.quality_bench import QualityBench, quality_table, run_quality
 from headrace.testing.tiny import write_tiny_gguf, write_tiny_llama
 from headrace.testing.tiny_bert import write_tiny_bert
@@ -98,8 +98,8 @@ def test_the_command_prints_json_and_says_no_with_its_exit_code(tiny: Path, tmp_
     (tmp_path / "cats.txt").write_text(TEXT)
     common = ["bench", "quality", str(tiny), "--text", str(tmp_path / "cats.txt"), "--positions", "64"]
 
-    good = CliRunner().invoke(app, [*common, "--quantization", "int8", "--json"])
-    bad = CliRunner().invoke(app, [*common, "--quantization", "int4, none", "--max-kl", "0"])
+    good = CliRunner().invoke(make_app(), [*common, "--quantization", "int8", "--json"])
+    bad = CliRunner().invoke(make_app(), [*common, "--quantization", "int4, none", "--max-kl", "0"])
 
     found = json.loads(good.stdout)
     assert good.exit_code == 0
@@ -113,4 +113,6 @@ def test_the_command_prints_json_and_says_no_with_its_exit_code(tiny: Path, tmp_
 @pytest.mark.parametrize("wanted", ["int2", "", "none,,int9"])
 def test_an_unknown_quantisation_is_a_usage_error(tiny: Path, wanted: str) -> None:
     with pytest.raises(ConfigError, match="give none, int8, int4, or several"):
-        CliRunner().invoke(app, ["bench", "quality", str(tiny), "--quantization", wanted], catch_exceptions=False)
+        CliRunner().invoke(
+            make_app(), ["bench", "quality", str(tiny), "--quantization", wanted], catch_exceptions=False
+        )

@@ -5,7 +5,7 @@ import signal
 import sys
 from pathlib import Path
 
-from headrace.fleet.process import Child, ChildSpec, describe_exit, scrub_env
+from headrace.fleet.process import Child, ChildSpec, WaitingChild, describe_exit, scrub_env
 
 
 def spec(code: str, *, launch: bytes = b"{}", pass_fds: tuple[int, ...] = ()) -> ChildSpec:
@@ -86,3 +86,38 @@ def test_child_leads_a_session_of_its_own() -> None:
     assert os.getsid(child.pid) == child.pid
     child.send_signal(signal.SIGKILL)
     wait(child)
+
+
+READ_ALL = "import os, sys; data = os.fdopen(int(sys.argv[2]), 'rb').read();"
+
+
+def test_waiting_child_goes_on_with_the_launch_that_it_is_told(tmp_path: Path) -> None:
+    report = tmp_path / "report"
+    told = spec(READ_ALL + f"open({str(report)!r}, 'wb').write(data)", launch=b"x" * 200_000)  # more than a pipe holds
+    waiting = WaitingChild(told.command, told.pass_fds, {})
+
+    child = Child(told, {}, waiting)
+    waiting.close()
+
+    assert wait(child) == 0
+    assert report.read_bytes() == told.launch
+
+
+def test_waiting_child_that_is_told_nothing_is_ended() -> None:
+    inherited, held = os.pipe()
+    waiting = WaitingChild(spec(READ_ALL).command, (held,), {})
+    os.close(held)
+
+    waiting.close()
+
+    assert os.read(inherited, 1) == b""  # nobody holds the other end any more
+    os.close(inherited)
+
+
+def test_waiting_child_that_died_is_found_dead_like_any_other() -> None:
+    told = spec("raise SystemExit(3)", launch=b"x" * 200_000)
+    waiting = WaitingChild(told.command, told.pass_fds, {})
+
+    child = Child(told, {}, waiting)
+
+    assert wait(child) == 3

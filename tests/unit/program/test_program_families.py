@@ -30,8 +30,8 @@ class Shape:
     dtype: str = "F32"
 
     @property
-    def data(self) -> np.ndarray:
-        return np.ones(self.shape, np.float32).view(np.uint8)
+    def raw(self) -> memoryview:
+        return memoryview(np.ones(self.shape, np.float32).tobytes())
 
 
 GEMMA3_270M = {

@@ -40,7 +40,7 @@ SMOL = {
 class Tensor:
     shape: tuple[int, ...]
     dtype: str = "F32"
-    data: np.ndarray = field(default_factory=lambda: np.zeros(0, np.uint8))
+    raw: memoryview = field(default_factory=lambda: memoryview(b""))
 
 
 GGUF = {
@@ -209,7 +209,7 @@ def test_gguf_metadata_gives_its_shape() -> None:
 
 def test_gguf_with_rope_factors_uses_them() -> None:
     factors = np.linspace(1, 8, 16, dtype=np.float32)
-    tensors = {**TENSORS, "rope_freqs.weight": Tensor((16,), data=factors.view(np.uint8))}
+    tensors = {**TENSORS, "rope_freqs.weight": Tensor((16,), raw=memoryview(factors.tobytes()))}
 
     spec = spec_from_gguf(GGUF, tensors)
 
@@ -229,7 +229,7 @@ def test_gguf_with_output_tensor_and_biases_is_seen() -> None:
     assert spec.has_mlp_bias
 
 
-NAN_FACTORS = np.full(16, np.nan, np.float32).view(np.uint8)
+NAN_FACTORS = memoryview(np.full(16, np.nan, np.float32).tobytes())
 GGUF_REFUSED = [
     ({"llama.embedding_length": 2**31}, {}, "embedding_length"),
     ({"llama.block_count": 0}, {}, "block_count"),
@@ -245,7 +245,7 @@ GGUF_REFUSED = [
     ({"tokenizer.ggml.eos_token_id": 320}, {}, "eos_token_id"),
     ({}, {"token_embd.weight": Tensor((320, 65))}, "token_embd"),
     ({}, {"rope_freqs.weight": Tensor((15,))}, "rope_freqs"),
-    ({}, {"rope_freqs.weight": Tensor((16,), data=NAN_FACTORS)}, "rope_freqs"),
+    ({}, {"rope_freqs.weight": Tensor((16,), raw=NAN_FACTORS)}, "rope_freqs"),
     ({"general.architecture": "mamba"}, {}, "--engine vllm"),
     ({"general.architecture": 3}, {}, "general.architecture"),
 ]

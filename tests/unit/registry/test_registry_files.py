@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from headrace.base.errors import ModelFormatError
-from headrace.registry.files import map_file, release_pages
+from headrace.registry.files import map_file
+from headrace.registry.pages import release_pages
 
 
 def resident_kib() -> int:
@@ -20,7 +21,7 @@ def resident_kib() -> int:
 def test_released_pages_leave_the_process_and_read_the_same_again(tmp_path: Path) -> None:
     content = np.arange(32 * 2**20, dtype=np.uint8)
     (tmp_path / "f").write_bytes(content.tobytes())
-    part = map_file(tmp_path / "f")[100:-100]
+    part = np.frombuffer(map_file(tmp_path / "f")[100:-100], np.uint8)
     total = int(part.sum())
     before = resident_kib()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ def tensors(packing: Packing, n: int = 32, k: int = 128) -> dict[str, TensorView
     values = np.random.default_rng(1).standard_normal((n, k), dtype=np.float32)
     parts, _ = pack_matrix(values, packing)
     return {
-        f"a.{suffix}": TensorView(f"a.{suffix}", part.dtype, part.shape, np.frombuffer(part.data, np.uint8))
+        f"a.{suffix}": TensorView(f"a.{suffix}", part.dtype, part.shape, memoryview(part.data))
         for suffix, part in parts.items()
     }
 
@@ -100,7 +101,7 @@ def test_act_order_is_known_by_the_data() -> None:
 
 
 def changed(tensor: TensorView, **changes: Any) -> TensorView:
-    kept = {"name": tensor.name, "dtype": tensor.dtype, "shape": tensor.shape, "data": tensor.data}
+    kept = {"name": tensor.name, "dtype": tensor.dtype, "shape": tensor.shape, "raw": tensor.raw}
     return TensorView(**{**kept, **changes})
 
 
@@ -117,8 +118,8 @@ def changed(tensor: TensorView, **changes: Any) -> TensorView:
         ("awq", "qweight", {"shape": (100, 4)}, "must divide into groups of 32"),
         ("gptq", "qweight", {"shape": (16, 33)}, "outputs into words of 8"),
         ("gptq", "g_idx", {"shape": (64,)}, r"'a\.g_idx' is I32 \[64\]"),
-        ("gptq", "g_idx", {"data": np.full(128, 4, "<i4").view(np.uint8)}, "names groups from 4 to 4, there are 4"),
-        ("gptq", "g_idx", {"data": np.full(128, -1, "<i4").view(np.uint8)}, "names groups from -1 to -1"),
+        ("gptq", "g_idx", {"raw": memoryview(struct.pack("<i", 4) * 128)}, "names groups from 4 to 4, there are 4"),
+        ("gptq", "g_idx", {"raw": memoryview(struct.pack("<i", -1) * 128)}, "names groups from -1 to -1"),
     ],
 )
 def test_parts_that_do_not_fit_are_named(method: str, part: str, changes: dict[str, Any] | None, words: str) -> None:

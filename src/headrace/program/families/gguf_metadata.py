@@ -124,7 +124,7 @@ def rope_factors(own: Keys, tensors: Tensors, name: str, count: int) -> tuple[fl
     low, high = 1e-6, 1e6
     if not all(low <= value <= high for value in values):  # NaN fails too
         raise ModelFormatError(f"{own.source}: {name} has values outside {low:g}..{high:g}")
-    return tuple(float(value) for value in values)
+    return values
 
 
 def _rope(own: Keys, tensors: Tensors, rotary_size: int, context_tokens: int) -> RopeSpec:

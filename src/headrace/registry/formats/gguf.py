@@ -13,9 +13,6 @@ from math import prod
 from pathlib import Path
 from typing import Any, NoReturn
 
-import numpy as np
-from numpy.typing import NDArray
-
 from headrace.base.errors import ModelFormatError
 from headrace.registry.files import map_file, shown
 from headrace.registry.formats.tensor import STORED, TensorView, size_bytes
@@ -62,7 +59,7 @@ def open_gguf(path: Path) -> GgufFile:
     return parse_gguf(map_file(path), path)
 
 
-def parse_gguf(data: NDArray[np.uint8], path: Path, *, has_vocabulary: bool = True) -> GgufFile:
+def parse_gguf(data: memoryview, path: Path, *, has_vocabulary: bool = True) -> GgufFile:
     """Returns what a file of the bytes ``data`` holds; ``path`` only names it in messages.
 
     Args:
@@ -145,7 +142,7 @@ def _tensor_info(reader: _Reader, alignment: int) -> tuple[str, str, tuple[int, 
 
 
 def _views(
-    data: NDArray[np.uint8], body_start: int, infos: list[tuple[str, str, tuple[int, ...], int, int]], path: Path
+    data: memoryview, body_start: int, infos: list[tuple[str, str, tuple[int, ...], int, int]], path: Path
 ) -> dict[str, TensorView]:
     tensors: dict[str, TensorView] = {}
     body_bytes = len(data) - body_start
@@ -168,7 +165,7 @@ def _views(
 class _Reader:
     """A cursor over the file's bytes that never passes their end."""
 
-    def __init__(self, data: NDArray[np.uint8], path: Path) -> None:
+    def __init__(self, data: memoryview, path: Path) -> None:
         # A copy: slices of bytes are several times cheaper than those of a map. It grows as the header goes on.
         self._data = data
         self._head = data[:_FIRST_BYTES].tobytes()
@@ -244,12 +241,9 @@ class _Reader:
             return self._strings(count, key, is_kept=is_kept)
         if kind == _BOOL:
             return self._bools(count, key)
-        item = np.dtype(_SCALARS[kind])
-        raw = self.take(count * item.itemsize, f"the array {shown(key)}")
-        if not is_kept:
-            return []
-        items: list[Any] = np.frombuffer(raw, item).tolist()
-        return items
+        code = _SCALARS[kind]
+        raw = self.take(count * struct.calcsize(code), f"the array {shown(key)}")
+        return list(struct.unpack(f"<{count}{code[1]}", raw)) if is_kept else []
 
     def _bools(self, count: int, key: str) -> list[bool]:
         raw = self.take(count, f"the value of {shown(key)}")

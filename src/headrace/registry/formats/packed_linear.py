@@ -9,12 +9,12 @@ Sources: AutoAWQ's GEMM format; AutoGPTQ's and GPTQModel's ``gptq`` (zero points
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from headrace.base.errors import ModelFormatError, ModelUnsupportedError
 from headrace.registry.files import shown
@@ -141,20 +141,29 @@ def _fold(root: str, tensors: Mapping[str, TensorView], config: PackedConfig, wh
     order = _order(parts.get("g_idx"), k, groups, where) if config.method == "gptq" else None
     dtype = "AWQ" if config.method == "awq" else "GPTQ" if order is None else "GPTQ act-order"
     packed = PackedLinear(parts["qzeros"], parts["scales"], order, config.zero_offset)
-    return TensorView(f"{root}.weight", dtype, (n, k), words.data, packed)
+    return TensorView(f"{root}.weight", dtype, (n, k), words.raw, packed)
 
 
 def _order(tensor: TensorView | None, k: int, groups: int, where: Path) -> TensorView | None:
     """Returns ``g_idx`` where it says more than "run after run": the data decides, not what desc_act says."""
     if tensor is None:
         return None
-    order = tensor.data.view(np.uint8).tobytes()
-    indices = np.frombuffer(order, "<i4")
-    if indices.min() < 0 or indices.max() >= groups:
+    order = tensor.raw.tobytes()
+    if order == _runs(k, groups):
+        return None
+    indices = struct.unpack(f"<{k}i", order)
+    if min(indices) < 0 or max(indices) >= groups:
         raise ModelFormatError(
-            f"{where}: {shown(tensor.name)} names groups from {indices.min()} to {indices.max()}, there are {groups}"
+            f"{where}: {shown(tensor.name)} names groups from {min(indices)} to {max(indices)}, there are {groups}"
         )
-    return None if np.array_equal(indices, np.arange(k) // (k // groups)) else tensor
+    return tensor
+
+
+@lru_cache(8)  # a model's matrices have two or three widths
+def _runs(k: int, groups: int) -> bytes:
+    """Returns the ``g_idx`` of ``groups`` runs of inputs, one after the other."""
+    run = k // groups
+    return b"".join(struct.pack("<i", index) * run for index in range(groups))
 
 
 def _whole(settings: Mapping[str, Any], name: str, path: Path) -> int:

@@ -10,9 +10,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NoReturn
 
-import numpy as np
-from numpy.typing import NDArray
-
 from headrace.base.errors import ModelFormatError
 from headrace.registry.files import map_file, shown
 from headrace.registry.formats.json_text import parse_json
@@ -40,7 +37,7 @@ def open_safetensors(path: Path) -> dict[str, TensorView]:
     return parse_safetensors(map_file(path), path)
 
 
-def parse_safetensors(data: NDArray[np.uint8], path: Path) -> dict[str, TensorView]:
+def parse_safetensors(data: memoryview, path: Path) -> dict[str, TensorView]:
     """Returns the tensors of a file whose bytes are ``data``; ``path`` only names it in messages."""
     header_bytes = _header_bytes(data, path)
     text = data[8 : 8 + header_bytes].tobytes()
@@ -70,7 +67,7 @@ def parse_safetensors(data: NDArray[np.uint8], path: Path) -> dict[str, TensorVi
     return tensors
 
 
-def _header_bytes(data: NDArray[np.uint8], path: Path) -> int:
+def _header_bytes(data: memoryview, path: Path) -> int:
     if len(data) < 10:
         raise ModelFormatError(f"{path}: has {len(data)} bytes, a safetensors file has at least 10")
     header_bytes = int.from_bytes(data[:8].tobytes(), "little")
