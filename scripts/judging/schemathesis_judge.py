@@ -1,4 +1,4 @@
-"""schemathesis on our own ``/openapi.json``, and on OpenAI's document where its path is given.
+"""schemathesis on our own ``/openapi.json``, for chat and for vectors, and on OpenAI's, where its path is given.
 
 Checked: no server error, no answer that the document does not describe, and that every operation answered 200 at least
 once: a run in which everything is refused says nothing. Each operation runs by itself for a bounded time.
@@ -43,25 +43,35 @@ OPENAI_VECTOR_PATHS: Final = ("/embeddings",)
 # An operation may take so long, and so much more for each example.
 _START_S: Final = 120.0
 _EXAMPLE_S: Final = 2.0
+# The judges of our own document, and the server that each asks.
+OWN: Final = {"schemathesis": "chat", "schemathesis-vectors": "vectors"}
+# The judge of OpenAI's, which asks both.
+OPENAI: Final = "schemathesis-openai"
 
 
-def run(servers: Mapping[str, Server], max_examples: int, openai_document: Path | None = None) -> Report:
-    """Runs it with so many examples for each operation."""
-    python = python_with("schemathesis", PACKAGES)
-    report = Report("schemathesis", version_of(python, "schemathesis"))
-    foreign = None if openai_document is None else json.loads(openai_document.read_text())
-    for kind, paths, foreign_paths in (
-        ("chat", OWN_PATHS, OPENAI_PATHS),
-        ("vectors", OWN_VECTOR_PATHS, OPENAI_VECTOR_PATHS),
-    ):
+def run_own(name: str, servers: Mapping[str, Server], *, max_examples: int) -> Report:
+    """Runs one of the judges of our own document with so many examples for each operation."""
+    judge = _Judge(name, max_examples)
+    kind = OWN[name]
+    server = servers[kind]
+    document = cut(_document_of(server), OWN_PATHS if kind == "chat" else OWN_VECTOR_PATHS)
+    judge.ask(server, "own", narrowed(document, _served(server, kind)), "")
+    return judge.report
+
+
+def run_openai(servers: Mapping[str, Server], *, max_examples: int, document_path: Path) -> Report:
+    """Runs the judge of OpenAI's document."""
+    judge = _Judge(OPENAI, max_examples)
+    whole = json.loads(document_path.read_text())
+    for kind, paths in (("chat", OPENAI_PATHS), ("vectors", OPENAI_VECTOR_PATHS)):
         server = servers[kind]
-        served = Served(server.model, _width(server) if kind == "vectors" else 0)
-        own = _document_of(server)
-        _judge(report, python, server, f"own, {kind}", narrowed(cut(own, paths), served), "", max_examples)
-        if foreign is not None:
-            document = within(waived(cut(foreign, foreign_paths)), own, "/v1", unsupported.GENERATE)
-            _judge(report, python, server, f"OpenAI's, {kind}", narrowed(document, served), "/v1", max_examples)
-    return report
+        document = within(waived(cut(whole, paths)), _document_of(server), "/v1", unsupported.GENERATE)
+        judge.ask(server, f"OpenAI's, {kind}", narrowed(document, _served(server, kind)), "/v1")
+    return judge.report
+
+
+def _served(server: Server, kind: str) -> Served:
+    return Served(server.model, _width(server) if kind == "vectors" else 0)
 
 
 def _document_of(server: Server) -> dict[str, Any]:
@@ -78,38 +88,43 @@ def _width(server: Server) -> int:
         return len(json.load(answer)["data"][0]["embedding"])
 
 
-def _judge(
-    report: Report,
-    python: Path,
-    server: Server,
-    what: str,
-    document: dict[str, Any],
-    prefix: str,
-    max_examples: int,
-) -> None:
+class _Judge:
     """Runs each operation of a document by itself: one that takes too long costs no other."""
-    path = FOLDER / f"schemathesis-{re.sub('[^a-z]+', '-', what.lower())}.json"
-    path.write_text(json.dumps(document))
-    log = path.with_suffix(".log")
-    log.write_text("")
-    for route in document["paths"]:
-        before = _statuses(server, prefix + route)
-        began_s = time.monotonic()
-        is_good, said = _run(python, server.url + prefix, path, route, max_examples)
-        took_s = time.monotonic() - began_s
-        with log.open("a") as out:
-            out.write(f"--- {route}, {took_s:.0f} s\n{said}\n")
-        found = _statuses(server, prefix + route) - before
-        cases = re.search(r"(\d+) generated", said)
-        name = f"{what} {route}: {cases.group(1) if cases else '?'} cases in {took_s:.0f} s, {_shown(found)}"
-        print(name, file=sys.stderr, flush=True)
-        report.notes.append(name)
-        report.add(name, is_good, _failures(said))
-        if not found["200"]:
-            report.add(f"{what} {route}: answered", is_ok=False, why="the operation refused every example")
-        errors = sum(count for status, count in found.items() if status >= "500")
-        if errors:
-            report.add(f"{what} {route}: no server error", is_ok=False, why=f"{errors} answers of 500 or more")
+
+    def __init__(self, name: str, max_examples: int) -> None:
+        self._python = python_with("schemathesis", PACKAGES)
+        self._max_examples = max_examples
+        self.report = Report(name, version_of(self._python, "schemathesis"))
+
+    def ask(self, server: Server, what: str, document: dict[str, Any], prefix: str) -> None:
+        """Runs a document's operations on a server.
+
+        Args:
+            prefix: what stands before the document's paths there.
+        """
+        report = self.report
+        path = FOLDER / f"{report.judge}-{re.sub('[^a-z]+', '-', what.lower())}.json"
+        path.write_text(json.dumps(document))
+        log = path.with_suffix(".log")
+        log.write_text("")
+        for route in document["paths"]:
+            before = _statuses(server, prefix + route)
+            began_s = time.monotonic()
+            is_good, said = _run(self._python, server.url + prefix, path, route, self._max_examples)
+            took_s = time.monotonic() - began_s
+            with log.open("a") as out:
+                out.write(f"--- {route}, {took_s:.0f} s\n{said}\n")
+            found = _statuses(server, prefix + route) - before
+            cases = re.search(r"(\d+) generated", said)
+            name = f"{what} {route}: {cases.group(1) if cases else '?'} cases in {took_s:.0f} s, {_shown(found)}"
+            print(name, file=sys.stderr, flush=True)
+            report.notes.append(name)
+            report.add(name, is_good, _failures(said))
+            if not found["200"]:
+                report.add(f"{what} {route}: answered", is_ok=False, why="the operation refused every example")
+            errors = sum(count for status, count in found.items() if status >= "500")
+            if errors:
+                report.add(f"{what} {route}: no server error", is_ok=False, why=f"{errors} answers of 500 or more")
 
 
 def _run(python: Path, url: str, path: Path, route: str, max_examples: int) -> tuple[bool, str]:
