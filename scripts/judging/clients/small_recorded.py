@@ -65,11 +65,14 @@ entry = "- model_id: {0}\n  model_name: {0}\n  api_base: {1}\n  supports_tools: 
 (home / "extra-openai-models.yaml").write_text("".join(entry.format(one["model"], BASE) for one in ALL))
 import llm  # noqa: E402  # it reads its folder when it is imported
 
+# Asked for one model by name, it reads its folder and makes all of them anew: a second of CPU each time.
+llm_models = {model.model_id: model for model in llm.get_models()}
+
 
 def llm_asked(recording, *, is_stream: bool) -> dict:
     names = [tool["function"]["name"] for tool in recording["tools"]]
     tools = [llm.Tool(name=name, input_schema={"type": "object"}) for name in names]
-    answer = llm.get_model(recording["model"]).prompt("Hi", tools=tools, stream=is_stream, key=KEY)
+    answer = llm_models[recording["model"]].prompt("Hi", tools=tools, stream=is_stream, key=KEY)
     calls = [(call.name, call.arguments) for call in answer.tool_calls()]
     return {"text": answer.text(), "calls": calls}
 
