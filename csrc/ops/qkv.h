@@ -75,17 +75,29 @@ class HeadWriter {
         rope_(vector_or_none(context, record.rope)),
         q_out_(context.buffer<float>(record.q_out)) {}
 
-  // Norms, turns and puts head `head` of a row; overwrites x, [head_size].
-  void finish(int32_t row, int64_t head, float* x) const {
-    const bool is_query = head < r_.heads, is_key = !is_query && is_turned(head);
+  // What a head is, found once for all rows: divisions cost as much as all the rest of a row.
+  struct Head {
+    int64_t query;  // its place among the queries, −1 for k and v
+    int32_t kv_head;
+    bool is_key, is_turned;
+  };
+  Head head(int64_t index) const {
+    const bool is_query = index < r_.heads, is_key = !is_query && index < r_.heads + r_.kv_heads;
+    const auto kv_head = static_cast<int32_t>(is_query ? 0 : (index - r_.heads) % r_.kv_heads);
+    return {is_query ? index : -1, kv_head, is_key, rope_ != nullptr && (is_query || is_key)};
+  }
+
+  // Norms, turns and puts a head of a row; overwrites x, [head_size].
+  void finish(int32_t row, const Head& head, float* x) const {
+    const bool is_query = head.query >= 0;
     const float* norm = is_query ? vector_or_none(context_, r_.q_norm) : vector_or_none(context_, r_.k_norm);
-    if ((is_query || is_key) && norm != nullptr) {
+    if ((is_query || head.is_key) && norm != nullptr) {
       const F inverse = Isa::set1(rms_inverse<Isa>(x, r_.head_size, r_.qk_norm_eps));
       for (int64_t d = 0; d < r_.head_size; d += kLanes) {
         Isa::store(x + d, Isa::mul(Isa::mul(Isa::load(x + d), inverse), Isa::load(norm + d)));
       }
     }
-    if ((is_query || is_key) && rope_ != nullptr) {
+    if (head.is_turned) {
       const int64_t half = r_.rotary_size / 2;
       const float* angles = angles_of(row);
       for (int64_t d = 0; d < half; d += kLanes) {
@@ -96,11 +108,10 @@ class HeadWriter {
         Isa::store_n(x + half + d, high, count);
       }
     }
-    for (int64_t d = 0; d < r_.head_size; d += kLanes) put(row, head, d, Isa::load(x + d));
+    const Place to = place(row, head);
+    for (int64_t d = 0; d < r_.head_size; d += kLanes) put(to, d, Isa::load(x + d));
   }
 
-  bool is_turned(int64_t head) const { return head < r_.heads + r_.kv_heads; }
-  const float* rope() const { return rope_; }
   const float* angles_of(int32_t row) const { return rope_ + position(row) * r_.rotary_size; }
   [[gnu::always_inline]] static inline void turn(F& low, F& high, F cosine, F sine) {
     const F turned = Isa::sub(Isa::mul(low, cosine), Isa::mul(high, sine));
@@ -108,15 +119,26 @@ class HeadWriter {
     low = turned;
   }
 
-  // Sixteen finished elements of a head, from d on: to the queries, or to the row's place in a page.
-  [[gnu::always_inline]] inline void put(int32_t row, int64_t head, int64_t d, F value) const {
-    if (head < r_.heads) return Isa::store(q_out_ + (int64_t{row} * r_.heads + head) * r_.head_size + d, value);
+  // Where a head of a row goes: to the queries, or to the row's slot in a page.
+  struct Place {
+    float* query;  // nullptr for k and v
+    uint8_t* page;
+    int32_t slot;
+    bool is_key, is_last;
+  };
+  [[gnu::always_inline]] inline Place place(int32_t row, const Head& head) const {
+    if (head.query >= 0)
+      return {q_out_ + (int64_t{row} * r_.heads + head.query) * r_.head_size, nullptr, 0, false, false};
     const auto at = static_cast<int32_t>(position(row));
     const int32_t block = pages_.block(step_.row_seq[static_cast<size_t>(row)], at / kBlockTokens);
-    const int32_t slot = at % kBlockTokens;
-    const auto kv_head = static_cast<int32_t>((head - r_.heads) % r_.kv_heads);
-    if (is_turned(head)) write_k<Isa>(pages_.pool, pages_.k(block, kv_head), slot, d, value);
-    else write_v<Isa>(pages_.pool, pages_.v(block, kv_head), slot, d, value, is_last(row));
+    uint8_t* page = head.is_key ? pages_.k(block, head.kv_head) : pages_.v(block, head.kv_head);
+    return {nullptr, page, at % kBlockTokens, head.is_key, is_last(row)};
+  }
+  // Sixteen finished elements, from d on.
+  [[gnu::always_inline]] inline void put(const Place& to, int64_t d, F value) const {
+    if (to.query != nullptr) Isa::store(to.query + d, value);
+    else if (to.is_key) write_k<Isa>(pages_.pool, to.page, to.slot, d, value);
+    else write_v<Isa>(pages_.pool, to.page, to.slot, d, value, to.is_last);
   }
 
  private:
@@ -165,19 +187,23 @@ class Qkv {
   }
 
   void by_pairs(const Activations& rows) const {
-    sweep<Isa, 2>(
+    sweep_blocks<Isa, 2>(
         weight_, rows, step_.rows(), SharedUnits{context_, heads() * head_units_},
         [this](int64_t unit, int t) { return tile_of(unit, t); },
-        [this](int64_t unit, int32_t row, const F(&y)[2]) {
-          const int64_t head = unit / head_units_, d = unit % head_units_ * kLanes;
-          F low = with_bias<Isa>(y[0], bias_, tile_of(unit, 0), kLanes);
-          F high = with_bias<Isa>(y[1], bias_, tile_of(unit, 1), kLanes);
-          if (writer_.rope() != nullptr && writer_.is_turned(head)) {
-            const float* angles = writer_.angles_of(row) + d;
-            writer_.turn(low, high, Isa::load(angles), Isa::load(angles + half_));
+        [this](int64_t unit, int32_t first, int32_t count, const float* const(&y)[2]) {
+          const auto head = writer_.head(unit / head_units_);
+          const int64_t d = unit % head_units_ * kLanes, low_tile = tile_of(unit, 0), high_tile = tile_of(unit, 1);
+          for (int32_t m = 0; m < count; ++m) {
+            F low = with_bias<Isa>(Isa::load(y[0] + m * kLanes), bias_, low_tile, kLanes);
+            F high = with_bias<Isa>(Isa::load(y[1] + m * kLanes), bias_, high_tile, kLanes);
+            if (head.is_turned) {
+              const float* angles = writer_.angles_of(first + m) + d;
+              writer_.turn(low, high, Isa::load(angles), Isa::load(angles + half_));
+            }
+            const auto to = writer_.place(first + m, head);
+            writer_.put(to, d, low);
+            writer_.put(to, d + half_, high);
           }
-          writer_.put(row, head, d, low);
-          writer_.put(row, head, d + half_, high);
         });
   }
 
@@ -198,7 +224,8 @@ class Qkv {
               Isa::store(to, with_bias<Isa>(y[0], bias_, tile_of(unit, 0), kLanes));
               Isa::store(to + half_, with_bias<Isa>(y[1], bias_, tile_of(unit, 1), kLanes));
             });
-        for (int32_t row = 0; row < count; ++row) writer_.finish(first + row, head, scratch + row * size);
+        const auto finished = writer_.head(head);
+        for (int32_t row = 0; row < count; ++row) writer_.finish(first + row, finished, scratch + row * size);
       };
       SharedUnits{context_, heads()}.each([&](Range range) {
         for (int64_t head = range.start; head < range.stop; ++head) finish(head);

@@ -37,11 +37,12 @@ void op_rotate(const Record& record, const ThreadContext& context) {
   const bool is_whole = r.keys < 0;
   auto* scratch = reinterpret_cast<float*>(context.scratch);
   const Range mine = share(heads, context.thread, context.threads);
-  for (int64_t head = mine.start; head < mine.stop; ++head) {
-    const bool is_query = head < r.heads, is_key = !is_query && head < r.heads + r.kv_heads;
-    const int64_t offset = is_whole || is_query ? r.q : is_key ? r.keys : r.values;
+  for (int64_t index = mine.start; index < mine.stop; ++index) {
+    const auto head = writer.head(index);
+    const bool is_query = head.query >= 0;
+    const int64_t offset = is_whole || is_query ? r.q : head.is_key ? r.keys : r.values;
     const int64_t width = size * (is_whole ? heads : is_query ? r.heads : r.kv_heads);
-    const int64_t column = size * (is_whole || is_query ? head : (head - r.heads) % r.kv_heads);
+    const int64_t column = size * (is_whole || is_query ? index : head.kv_head);
     const float* from = context.buffer<const float>(offset) + column;
     for (int32_t row = 0; row < context.step->rows(); ++row) {
       std::memcpy(scratch, from + row * width, static_cast<size_t>(size) * 4);
