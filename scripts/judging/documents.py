@@ -56,15 +56,17 @@ def cut(document: Schema, paths: tuple[str, ...]) -> Schema:
 def waived(document: Schema) -> Schema:
     """Writes into a cut of OpenAI's document what its own service sends, and it lacks.
 
-    Vectors as base64; event streams of text completions; null for the first token of an echoed prompt, which has no
+    Vectors as base64; event streams of text completions, and of chats, which it describes by an event's data where
+    schemathesis looks at the event's own fields; null for the first token of an echoed prompt, which has no
     log-probability (evaluation harnesses count on it).
     """
     schemas = document["components"]["schemas"]
     if "Embedding" in schemas:
         vector = schemas["Embedding"]["properties"]["embedding"]
         schemas["Embedding"]["properties"]["embedding"] = {"anyOf": [vector, {"type": "string"}]}
+    for path in {"/completions", "/chat/completions"} & document["paths"].keys():
+        document["paths"][path]["post"]["responses"]["200"]["content"]["text/event-stream"] = {"schema": {}}
     if "/completions" in document["paths"]:
-        document["paths"]["/completions"]["post"]["responses"]["200"]["content"]["text/event-stream"] = {"schema": {}}
         choice = schemas["CreateCompletionResponse"]["properties"]["choices"]["items"]["properties"]
         for form in choice["logprobs"]["anyOf"]:
             for name in {"token_logprobs", "top_logprobs"} & form.get("properties", {}).keys():

@@ -4,8 +4,8 @@ Checked: no server error, no answer that the document does not describe, and tha
 once: a run in which everything is refused says nothing. Each operation runs by itself for a bounded time.
 
 OpenAI's document (openapi.json of openai/openai-openapi) is cut to the paths that are ours and narrowed to our ranges.
-Waivers are written into the cut for what it lacks and its own service sends: vectors as base64, event streams of text
-completions, and null for the first token of an echoed prompt, which has no log-probability.
+Waivers are written into the cut for what it lacks and its own service sends: vectors as base64, event
+streams, and null for the first token of an echoed prompt, which has no log-probability.
 """
 
 from __future__ import annotations
