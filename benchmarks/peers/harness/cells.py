@@ -95,3 +95,8 @@ CELLS: dict[str, tuple[Cell, ...]] = {
     ),
 }
 SUITES = {"decoders": (SMALL, LARGE), "encoders": (ENCODER,)}
+
+
+def cache_tokens(model: str) -> int:
+    """Returns the tokens that an engine holds at once in the largest cell, with a sixteenth to spare."""
+    return max(cell.sequences * (cell.prompt_tokens + cell.output_tokens) for cell in CELLS[model]) * 17 // 16

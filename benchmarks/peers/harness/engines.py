@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from harness.cells import ENCODER, PARAMETERS, SMALL, Cell, Kind
+from harness.cells import ENCODER, PARAMETERS, SMALL, Cell, Kind, cache_tokens
 from harness.contender import Contender, Driven
 from harness.http import Served
 from harness.llama import LlamaCpp
@@ -116,7 +116,9 @@ def _decoders(setting: Setting, model: str) -> list[Maker]:
     found: list[Maker] = []
     for form in ours:
         path = models / f"{model}.{form}.gguf"
-        found.append((f"{OURS} {form}", [path], partial(headrace, setting, form, path)))
+        # Room for the cells, as llama.cpp and vLLM are given: by default it keeps all prompts that memory has room for.
+        room = {"HEADRACE_KERNEL_CONFIG_KV_CACHE_SIZE": str(cache_tokens(model))}
+        found.append((f"{OURS} {form}", [path], partial(headrace, setting, form, path, room)))
     programs = peers / "llama.cpp" / "build" / "bin"
     for form in ("Q4_0", "Q4_1", "Q8_0"):
         path = models / f"{model}.{form}.gguf"
