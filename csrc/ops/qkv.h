@@ -75,7 +75,7 @@ class HeadWriter {
         rope_(vector_or_none(context, record.rope)),
         q_out_(context.buffer<float>(record.q_out)) {}
 
-  // What a head is, found once for all rows: divisions cost as much as all the rest of a row.
+  // What a head is, found once for many rows: it takes divisions.
   struct Head {
     int64_t query;  // its place among the queries, −1 for k and v
     int32_t kv_head;
